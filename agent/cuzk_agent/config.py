@@ -1,0 +1,366 @@
+"""What the agent is told to do: from a TOML file, the environment and the command line, the later ones winning.
+
+    listen = "127.0.0.1:9822"
+    from = "end"
+    log_level = "info"
+
+    [[source]]
+    name = "prover-1"
+    path = "/var/log/cuzk.log"
+
+    [timeline]
+    silence_limit = "5m"
+    rolling_window = "10m"
+    age_limit = "auto"
+
+The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT); CUZK_AGENT_LOG names the
+logs, separated like the folders in PATH. An empty variable is one that is not set. The logs are one setting: a layer that
+names any replaces those of the layers below it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+Start = Literal["end", "start"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; the message says where, which key and value, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """An address to listen on."""
+
+    host: str
+    """A host name or an IP address; IPv6 without brackets."""
+    port: int
+    """0 lets the system choose."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+DEFAULT_LISTEN: Final = Listen("127.0.0.1", 9822)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """One log to follow."""
+
+    name: str
+    """Value of the label `source`: unique, 1 to 64 printable characters."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The effective configuration of `cuzk-agent run`."""
+
+    sources: tuple[SourceConfig, ...]
+    """At least one."""
+    listen: Listen = DEFAULT_LISTEN
+    start: Start = "end"
+    """Where to begin in a log that is not known yet: count from its end, or from its start."""
+    log_level: LogLevel = "info"
+    silence_limit_s: float = 300.0
+    """A source with work in flight that is silent for longer tells nothing about its daemon."""
+    rolling_window_s: float = 600.0
+    """Length of the window of the rolling quantiles."""
+    age_limit_s: float | None = None
+    """A unit that stays longer in one stage is given up. None: three times the longest recent stay in that stage by
+    its kind, and at least 10 minutes."""
+
+
+def load(
+    *,
+    file: str | None = None,
+    logs: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration of all layers together. Raises `ConfigError`.
+
+    `file` is the path given to --config (else CUZK_AGENT_CONFIG is looked at), `logs` the values of --log, `options`
+    those of other options that were given, by name (`--log-level`).
+    """
+    variables = {name: value for name, value in (environ or {}).items() if value}
+    _refuse_misspelt(variables)
+    values: dict[str, Any] = {}
+    if path := file or variables.get("CUZK_AGENT_CONFIG"):
+        values |= _from_file(Path(path))
+    values |= _from_environ(variables)
+    values |= _from_options(logs, options or {})
+    if not values.get("sources"):
+        raise ConfigError("no log to follow: give --log PATH, set CUZK_AGENT_LOG, or write a [[source]] into the file")
+    return Config(**values)
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as a file from which `load` makes the same."""
+    lines = [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in _TOP]
+    for source in config.sources:
+        lines += ["", "[[source]]", f"name = {_toml(source.name)}", f"path = {_toml(str(source.path))}"]
+    lines += ["", "[timeline]"]
+    lines += [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in _TIMELINE]
+    return "\n".join(lines) + "\n"
+
+
+def parse_listen(value: object) -> Listen:
+    """From `HOST:PORT` or `[IPV6]:PORT`. Raises ValueError with what was expected."""
+    expected = "HOST:PORT, such as 127.0.0.1:9822, [::1]:9822 or 0.0.0.0:9822"
+    found = re.fullmatch(r"(?:\[(.+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", value) if isinstance(value, str) else None
+    if found is None or int(found[3]) > 65535:
+        raise ValueError(expected)
+    try:
+        host = str(ipaddress.IPv6Address(found[1])) if found[1] else found[2]
+    except ValueError:
+        raise ValueError(expected) from None
+    return Listen(host, int(found[3]))
+
+
+def parse_source(value: object) -> SourceConfig:
+    """From `PATH` or `NAME=PATH`. Raises ValueError with what was expected.
+
+    A relative path that itself looks like `NAME=PATH` is written with `./` before it.
+    """
+    if not isinstance(value, str):
+        raise ValueError(_PATH_EXPECTED)
+    named = re.fullmatch(r"([A-Za-z0-9_.-]{1,64})=(.*)", value, re.DOTALL)
+    if named is not None and named[1] not in {".", ".."}:
+        return SourceConfig(named[1], _parse_path(named[2]))
+    path = _parse_path(value)
+    return SourceConfig(_name_of(path), path)
+
+
+_UNITS_S: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_PATH_EXPECTED: Final = "the path of a log file"
+
+
+def _parse_duration(value: object, *, least_s: float, most_s: float) -> float:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])", value) if isinstance(value, str) else None
+    seconds = float(found[1]) * _UNITS_S[found[2]] if found else -1.0
+    if not least_s <= seconds <= most_s:
+        raise ValueError(
+            f'a duration such as "90s", "5m" or "1.5h", from {_show_duration(least_s)} to {_show_duration(most_s)}'
+        )
+    return seconds
+
+
+def _show_duration(seconds: float) -> str:
+    for unit, unit_s in _UNITS_S.items():
+        if seconds >= unit_s and seconds % unit_s == 0:
+            return f"{seconds / unit_s:.0f}{unit}"
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def _parse_age_limit(value: object) -> float | None:
+    if value == "auto":
+        return None
+    try:
+        return _parse_duration(value, least_s=1, most_s=7 * 86400)
+    except ValueError as error:
+        raise ValueError(f'"auto" or {error}') from None
+
+
+def _show_age_limit(seconds: float | None) -> str:
+    return "auto" if seconds is None else _show_duration(seconds)
+
+
+def _parse_choice(value: object, *, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(" or ".join(f'"{choice}"' for choice in choices))
+    return value
+
+
+def _parse_name(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable() or value != value.strip():
+        raise ValueError("a name of 1 to 64 printable characters, without spaces around it")
+    return value
+
+
+def _parse_path(value: object) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError(_PATH_EXPECTED)
+    return Path(value)
+
+
+def _name_of(path: Path) -> str:
+    # Under /var/log/pods a container's logs are called <container>/0.log, 1.log …
+    name = path.parent.name if path.stem.isdigit() and path.parent.name else path.stem
+    try:
+        return _parse_name(name)
+    except ValueError as error:
+        raise ValueError(f"a name for this source, which its path does not give: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    field: str
+    """Of `Config`."""
+    key: str
+    """In its table of the file."""
+    parse: Callable[[object], object]
+    show: Callable[[Any], str]
+
+
+_duration = partial(_parse_duration, most_s=86400)
+_TOP: Final = (
+    _Setting("listen", "listen", parse_listen, str),
+    _Setting("start", "from", partial(_parse_choice, choices=get_args(Start)), str),
+    _Setting("log_level", "log_level", partial(_parse_choice, choices=get_args(LogLevel)), str),
+)
+_TIMELINE: Final = (
+    _Setting("silence_limit_s", "silence_limit", partial(_duration, least_s=1), _show_duration),
+    _Setting("rolling_window_s", "rolling_window", partial(_duration, least_s=10), _show_duration),
+    _Setting("age_limit_s", "age_limit", _parse_age_limit, _show_age_limit),
+)
+_PREFIX: Final = "CUZK_AGENT_"
+_VARIABLES: Final = {_PREFIX + setting.key.upper(): setting for setting in (*_TOP, *_TIMELINE)}
+_OPTIONS: Final = {"--" + setting.key.replace("_", "-"): setting for setting in _TOP}
+_DOTTED_BY_KEY: Final = {
+    **{setting.key: setting.key for setting in _TOP},
+    **{setting.key: f"timeline.{setting.key}" for setting in _TIMELINE},
+    **{key: key for key in ("source", "timeline")},
+    **{key: f"source[].{key}" for key in ("name", "path")},
+}
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    where = str(path)
+    try:
+        top = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: is not TOML: {error}") from error
+
+    _refuse_unknown(where, "", top, {setting.key for setting in _TOP} | {"source", "timeline"})
+    values = _parse_table(where, "", top, _TOP)
+    timeline = top.get("timeline", {})
+    if not isinstance(timeline, dict):
+        raise _wrong(where, "timeline", timeline, "a table [timeline]")
+    _refuse_unknown(where, "timeline.", timeline, {setting.key for setting in _TIMELINE})
+    values |= _parse_table(where, "timeline.", timeline, _TIMELINE)
+    tables = top.get("source", [])
+    if not isinstance(tables, list):
+        raise _wrong(where, "source", tables, "tables [[source]]")
+    values["sources"] = _distinct(where, [_parse_source_table(where, n, table) for n, table in enumerate(tables)])
+    return values
+
+
+def _parse_table(where: str, prefix: str, table: Mapping[str, Any], settings: Iterable[_Setting]) -> dict[str, Any]:
+    return {
+        setting.field: _parse(setting.parse, where, prefix + setting.key, table[setting.key])
+        for setting in settings
+        if setting.key in table
+    }
+
+
+def _parse_source_table(where: str, number: int, table: object) -> SourceConfig:
+    prefix = f"source[{number}]."
+    if not isinstance(table, dict):
+        raise _wrong(where, prefix.rstrip("."), table, "a table [[source]]")
+    _refuse_unknown(where, prefix, table, {"name", "path"})
+    if "path" not in table:
+        raise ConfigError(f"{where}: {prefix}path is missing: expected {_PATH_EXPECTED}")
+    path: Path = _parse(_parse_path, where, prefix + "path", table["path"])
+    if "name" in table:
+        return SourceConfig(_parse(_parse_name, where, prefix + "name", table["name"]), path)
+    return SourceConfig(_parse(lambda _: _name_of(path), where, prefix + "path", table["path"]), path)
+
+
+def _from_environ(variables: Mapping[str, str]) -> dict[str, Any]:
+    where = "environment"
+    values: dict[str, Any] = {
+        setting.field: _parse(setting.parse, where, name, variables[name])
+        for name, setting in _VARIABLES.items()
+        if name in variables
+    }
+    logs = [log for log in variables.get(_PREFIX + "LOG", "").split(os.pathsep) if log]
+    if logs:
+        values["sources"] = _distinct(where, [_parse(parse_source, where, _PREFIX + "LOG", log) for log in logs])
+    return values
+
+
+def _from_options(logs: Sequence[str], options: Mapping[str, str]) -> dict[str, Any]:
+    where = "command line"
+    values: dict[str, Any] = {
+        _OPTIONS[name].field: _parse(_OPTIONS[name].parse, where, name, value) for name, value in options.items()
+    }
+    if logs:
+        values["sources"] = _distinct(where, [_parse(parse_source, where, "--log", log) for log in logs])
+    return values
+
+
+def _distinct(where: str, sources: Sequence[SourceConfig]) -> tuple[SourceConfig, ...]:
+    by_name: dict[str, SourceConfig] = {}
+    by_path: dict[Path, SourceConfig] = {}
+    for source in sources:
+        if same := by_name.setdefault(source.name, source):
+            if same is not source:
+                raise ConfigError(
+                    f'{where}: the sources {same.path} and {source.path} are both named "{source.name}": '
+                    "expected a name of its own for each (--log NAME=PATH, or name in [[source]])"
+                )
+        if same := by_path.setdefault(source.path, source):
+            if same is not source:
+                raise ConfigError(
+                    f'{where}: the sources "{same.name}" and "{source.name}" follow the same log {source.path}: '
+                    "expected each log once"
+                )
+    return tuple(sources)
+
+
+def _parse(parse: Callable[[object], Any], where: str, key: str, value: object) -> Any:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise _wrong(where, key, value, str(error)) from None
+
+
+def _wrong(where: str, key: str, value: object, expected: str) -> ConfigError:
+    shown = repr(value)
+    if len(shown) > 200:
+        shown = shown[:200] + "…"
+    return ConfigError(f"{where}: {key} = {shown}: expected {expected}")
+
+
+def _refuse_unknown(where: str, prefix: str, table: Mapping[str, Any], known: set[str]) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1) or difflib.get_close_matches(key, _DOTTED_BY_KEY, n=1)
+            meant = (prefix + near[0] if near[0] in known else _DOTTED_BY_KEY[near[0]]) if near else None
+            raise ConfigError(
+                f"{where}: {prefix}{key} is not a setting: expected "
+                + (meant if meant else "one of " + ", ".join(prefix + name for name in sorted(known)))
+            )
+
+
+def _refuse_misspelt(variables: Mapping[str, str]) -> None:
+    # Only what resembles a variable of ours is refused: Kubernetes sets CUZK_AGENT_PORT, CUZK_AGENT_SERVICE_HOST and
+    # others in every container beside a service called cuzk-agent.
+    known = {name.removeprefix(_PREFIX) for name in _VARIABLES} | {"CONFIG", "LOG"}
+    for name in variables:
+        key = name.removeprefix(_PREFIX)
+        if name.startswith(_PREFIX) and key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+            if near:
+                raise ConfigError(f"environment: {name} is not a setting: expected {_PREFIX}{near[0]}")
+
+
+def _toml(text: str) -> str:
+    # A JSON string is a TOML string, but for DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,1 @@
+"""A simulated prover that writes its log live, for demonstrations and tests."""

@@ -26,7 +26,7 @@ class FakeClock:
 
     def __init__(self) -> None:
         self._monotonic_s = 1_000.0
-        self._unix_s = 1_796_083_200.0 - 86_400.0 * 0
+        self._unix_s = 1_795_996_800.0
 
     def monotonic_s(self) -> float:
         """The monotonic clock."""

@@ -13,9 +13,9 @@
     rolling_window = "10m"
     age_limit = "auto"
 
-The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT); CUZK_AGENT_LOG names the
-logs, separated like the folders in PATH. An empty variable is one that is not set. The logs are one setting: a layer that
-names any replaces those of the layers below it.
+The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT); CUZK_AGENT_LOG names
+the logs, separated like the folders in PATH. An empty variable is one that is not set. The logs are one setting: a
+layer that names any replaces those of the layers below it.
 """
 
 from __future__ import annotations
@@ -309,18 +309,17 @@ def _distinct(where: str, sources: Sequence[SourceConfig]) -> tuple[SourceConfig
     by_name: dict[str, SourceConfig] = {}
     by_path: dict[Path, SourceConfig] = {}
     for source in sources:
-        if same := by_name.setdefault(source.name, source):
-            if same is not source:
-                raise ConfigError(
-                    f'{where}: the sources {same.path} and {source.path} are both named "{source.name}": '
-                    "expected a name of its own for each (--log NAME=PATH, or name in [[source]])"
-                )
-        if same := by_path.setdefault(source.path, source):
-            if same is not source:
-                raise ConfigError(
-                    f'{where}: the sources "{same.name}" and "{source.name}" follow the same log {source.path}: '
-                    "expected each log once"
-                )
+        if source.name in by_name:
+            raise ConfigError(
+                f'{where}: {by_name[source.name].path} and {source.path} are both named "{source.name}": '
+                "expected a name of its own for each log (--log NAME=PATH, or name in [[source]])"
+            )
+        if source.path in by_path:
+            raise ConfigError(
+                f'{where}: "{by_path[source.path].name}" and "{source.name}" both follow {source.path}: '
+                "expected each log once"
+            )
+        by_name[source.name] = by_path[source.path] = source
     return tuple(sources)
 
 
@@ -345,7 +344,7 @@ def _refuse_unknown(where: str, prefix: str, table: Mapping[str, Any], known: se
             meant = (prefix + near[0] if near[0] in known else _DOTTED_BY_KEY[near[0]]) if near else None
             raise ConfigError(
                 f"{where}: {prefix}{key} is not a setting: expected "
-                + (meant if meant else "one of " + ", ".join(prefix + name for name in sorted(known)))
+                + (meant or "one of " + ", ".join(prefix + name for name in sorted(known)))
             )
 
 

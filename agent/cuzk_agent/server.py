@@ -36,7 +36,7 @@ class ListenError(Exception):
     """The server cannot listen on its address; the message names the address and the reason."""
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Raised by `Views.metrics` while there is no answer yet; the message is the body of the 503."""
 
 
@@ -45,7 +45,7 @@ class Views:
     """What the server serves. Each is called in a worker thread, possibly several times at once."""
 
     metrics: Callable[[str], tuple[bytes, str]]
-    """From an Accept header (well-formed, maybe empty) to a body and its content type. May raise `Unavailable`."""
+    """From an Accept header (well-formed, maybe empty) to a body and its content type. May raise `UnavailableError`."""
     unhealthy: Callable[[], Sequence[str]]
     """What is broken in the agent itself, a line each; nothing when it is healthy."""
     unready: Callable[[], Sequence[str]]
@@ -300,7 +300,7 @@ def _application(views: Views, limits: Limits) -> Starlette:
         accept = well_formed_accept(",".join(request.headers.getlist("accept")))
         try:
             body, content_type = views.metrics(accept)
-        except Unavailable as reason:
+        except UnavailableError as reason:
             return _text(f"{reason}\n", 503)
         headers = {**_HEADERS, "Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if accepts_gzip(",".join(request.headers.getlist("accept-encoding"))):

@@ -275,7 +275,7 @@ def _units(state: AgentState) -> Iterator[Metric]:
 
 def _gpus(state: AgentState) -> Iterator[Metric]:
     """What each GPU did with its time, as far as the log knows."""
-    spans = _Family("counter", "cuzk_gpu_spans_total", "Spans that began on the GPU.", "source", "gpu")
+    spans = _Family("counter", "cuzk_gpu_spans_total", "Spans (GPU_START to GPU_END of one unit) on the GPU.", "source", "gpu")
     busy = _Family(
         "counter",
         "cuzk_gpu_logged_busy_seconds_total",

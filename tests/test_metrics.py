@@ -460,7 +460,7 @@ def failing(state: AgentState) -> Iterator[Metric]:
     raise RuntimeError(f"no luck with {len(state.sources)}")
 
 
-def unwritable(state: AgentState) -> Iterable[Metric]:
+def unwritable(_: AgentState) -> Iterable[Metric]:
     family = GaugeMetricFamily("cuzk_bad", "Bad.")
     family.add_metric([], "no number")  # type: ignore[arg-type]
     return [family]

@@ -275,7 +275,9 @@ def _units(state: AgentState) -> Iterator[Metric]:
 
 def _gpus(state: AgentState) -> Iterator[Metric]:
     """What each GPU did with its time, as far as the log knows."""
-    spans = _Family("counter", "cuzk_gpu_spans_total", "Spans (GPU_START to GPU_END of one unit) on the GPU.", "source", "gpu")
+    spans = _Family(
+        "counter", "cuzk_gpu_spans_total", "Spans (GPU_START to GPU_END of one unit) on the GPU.", "source", "gpu"
+    )
     busy = _Family(
         "counter",
         "cuzk_gpu_logged_busy_seconds_total",
@@ -509,7 +511,7 @@ class Exposition:
     def _guarded(self, name: str, encode: Callable[[_Families], bytes], state: AgentState) -> bytes:
         try:
             return encode(_Families(self._collectors[name](state)))
-        except Exception as error:  # one broken group must not take the scrape down
+        except Exception as error:  # noqa: BLE001 one broken group must not take the scrape down
             where = traceback.extract_tb(error.__traceback__)[-1]
             distinct = (name, f"{type(error).__name__} at {where.filename}:{where.lineno}")
             with self._lock:

@@ -542,8 +542,8 @@ def prefers_openmetrics(accept: str | None) -> bool:
             weight = float(parameters.get("q", "1"))
         except ValueError:
             continue
-        if media == "application/openmetrics-text" and parameters.get("version", "1.0.0") == "1.0.0":
+        if media.lower() == "application/openmetrics-text" and parameters.get("version", "1.0.0") == "1.0.0":
             openmetrics = max(openmetrics, weight)
-        elif media == "text/plain":
+        elif media.lower() == "text/plain":
             text = max(text, weight)
     return openmetrics > 0 and openmetrics >= text

@@ -12,7 +12,7 @@ from cuzk_agent.demo.daemon import DEFAULT_SPEED, run
 
 
 def main() -> None:
-    """Write a log until SIGINT, which ends it with a prover's last words. SIGTERM kills without a word, as it does there."""
+    """Write a log until SIGINT, which ends it with a prover's last words; SIGTERM kills without a word, as there."""
     parser = argparse.ArgumentParser(
         prog="python -m cuzk_agent.demo", description="A simulated prover that writes a log."
     )

@@ -10,7 +10,7 @@ from random import Random
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LEVEL_COLOURS = {"INFO": "32", "ERROR": "31"}
 _TEAR_WINDOW_MS = 1.0
-_TEAR_PROBABILITY = 0.4
+_TEAR_PROBABILITY = 0.6
 """Of the TIMELINE lines that another writer's line follows within the window: about 1 % of all."""
 
 Fields = tuple[tuple[str, str], ...]

@@ -10,7 +10,7 @@ import pytest
 from cuzk_agent.demo.lines import Line, Timeline, Tracing, fragments
 from cuzk_agent.demo.model import BURSTS, Fault, JobOutcome, Model, Setting
 
-HOUR_MS = 600_000
+LONG_MS = 600_000
 """Ten minutes at speed 10: every burst comes several times."""
 
 # Of a real log, with job ids, kinds, parameters and digits made the same.
@@ -104,7 +104,7 @@ def events_by_unit(lines: list[Line]) -> dict[tuple[str, str], list[Timeline]]:
 
 @pytest.fixture(scope="module")
 def long_run() -> list[Line]:
-    return list(Model(3, speed=10).lines(HOUR_MS))
+    return list(Model(3, speed=10).lines(LONG_MS))
 
 
 def test_the_same_seed_gives_the_same_log() -> None:
@@ -126,7 +126,7 @@ def test_every_line_has_a_shape_of_the_real_log(long_run: list[Line]) -> None:
 
 def test_every_shape_occurs() -> None:
     # So few synthesis workers that a synthesis can fail before its siblings have begun.
-    lines = Model(3, speed=10, setting=Setting(synth_workers=6)).lines(HOUR_MS)
+    lines = Model(3, speed=10, setting=Setting(synth_workers=6)).lines(LONG_MS)
     seen = {shape(part) for line in lines for part in logged(line).removesuffix("\n").split("\n")}
     assert seen == SHAPES
 
@@ -174,7 +174,7 @@ def test_one_kernel_at_a_time_on_a_gpu() -> None:
 
 def test_faults_end_as_they_should(long_run: list[Line]) -> None:
     model = Model(3, speed=10)
-    assert list(model.lines(HOUR_MS)) == long_run
+    assert list(model.lines(LONG_MS)) == long_run
     outcomes = list(model.job_outcomes().values())
     planned = [request.fault for burst in BURSTS for request in burst.requests]
     faulty = {fault for fault in planned if fault is not None}

@@ -95,8 +95,10 @@ BURSTS = (
             Request(0, POREP),
             Request(3_000, POREP),
             Request(5_000, POREP),
+            Request(20_000, POREP),
             Request(60_000, WINNING),
             Request(62_000, POREP),
+            Request(64_000, POREP),
         ),
     ),
     Burst(25_000, (Request(0, SNAP), Request(20_000, WINDOW), Request(30_000, POREP, Fault.SYNTHESIS))),
@@ -114,7 +116,7 @@ class Setting:
 
     gpus: int = 2
     workers_per_gpu: int = 2
-    synth_workers: int = 14
+    synth_workers: int = 12
 
 
 @dataclass(frozen=True, slots=True)

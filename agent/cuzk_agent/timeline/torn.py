@@ -88,6 +88,11 @@ _LIMITS = {
     b"synth_ms": MAX_DURATION_MS - 1,
     b"gpu_ms": MAX_DURATION_MS - 1,
 }
+    b"partition": MAX_INDEX,
+    b"worker": MAX_INDEX,
+    b"synth_ms": MAX_DURATION_MS - 1,
+    b"gpu_ms": MAX_DURATION_MS - 1,
+}
 
 
 def _number(digits: bytes, limit: int) -> int | None:

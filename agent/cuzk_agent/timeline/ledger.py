@@ -1,0 +1,373 @@
+"""The settled ledger of one engine: where each GPU's time went, instant by instant.
+
+Edges (a unit enters a stage, a span opens or closes, …) are put in by their offset in any order; `advance` applies them
+in order up to a frontier and charges every millisecond of every GPU exactly once, to busy or to one cause of idleness.
+So per GPU busy + idle = elapsed, by construction. An edge that comes behind the frontier is clamped to it and counted:
+what was charged once is never taken back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from cuzk_agent.timeline.state import Boundary, Cause, Stage
+from cuzk_agent.timeline.tally import GAP_BOUNDS, HistogramTally
+
+UNKNOWN_GPU = "unknown"
+WASTED_REASONS = ("failed", "repeated")
+
+
+class Rank(IntEnum):
+    """A unit's way through the stages; it only ever goes up, whatever order its lines come in."""
+
+    NEW = -1
+    WAITING = 0
+    SYNTH = 1
+    READY = 2
+    PICKED_UP = 3
+    GPU = 4
+    GONE = 5
+
+
+STAGE_RANKS = {
+    Stage.WAITING: Rank.WAITING,
+    Stage.SYNTH: Rank.SYNTH,
+    Stage.READY: Rank.READY,
+    Stage.PICKED_UP: Rank.PICKED_UP,
+    Stage.GPU: Rank.GPU,
+}
+
+
+@dataclass(slots=True, eq=False)
+class JobAccount:
+    """What the ledger keeps of a job: its settled share of each GPU's busy time."""
+
+    job_id: str
+    busy_ms: dict[str, float] = field(default_factory=dict)
+    wasted: str | None = None
+    """Why its spans were for nothing, once that is known."""
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One unit as the ledger sees it at its frontier."""
+
+    job: JobAccount
+    rank: Rank = Rank.NEW
+    gpu: str | None = None
+    share_mark_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A closed stretch, at least 1 ms long, in which no span was open on a GPU between two spans."""
+
+    gpu: str
+    start_ms: int
+    end_ms: int
+    job_before: str
+    job_after: str
+    boundary: Boundary
+    cause: Cause
+    """The one with the largest share."""
+    by_cause_ms: dict[Cause, int]
+
+    @property
+    def duration_ms(self) -> int:
+        return self.end_ms - self.start_ms
+
+
+@dataclass(slots=True)
+class OpenGap:
+    start_ms: int
+    job_before: JobAccount
+    by_cause_ms: dict[Cause, int]
+
+
+@dataclass(slots=True)
+class GpuTotals:
+    """Counters of one GPU; those of several engines add up."""
+
+    spans: int = 0
+    busy_ms: int = 0
+    idle_ms: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
+    wasted_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WASTED_REASONS, 0.0))
+    gaps: dict[Cause, HistogramTally] = field(
+        default_factory=lambda: {cause: HistogramTally(GAP_BOUNDS) for cause in Cause}
+    )
+    boundary_ms: dict[Boundary, int] = field(default_factory=lambda: dict.fromkeys(Boundary, 0))
+
+    def add(self, other: GpuTotals) -> None:
+        """Adds the totals of another engine on the same GPU."""
+        self.spans += other.spans
+        self.busy_ms += other.busy_ms
+        for cause in Cause:
+            self.idle_ms[cause] += other.idle_ms[cause]
+            self.gaps[cause].add(other.gaps[cause])
+        for reason in WASTED_REASONS:
+            self.wasted_ms[reason] += other.wasted_ms[reason]
+        for boundary in Boundary:
+            self.boundary_ms[boundary] += other.boundary_ms[boundary]
+
+    @property
+    def gap_ms(self) -> int:
+        """Closed gap time."""
+        return sum(self.boundary_ms.values())
+
+
+@dataclass(slots=True, eq=False)
+class GpuAccount:
+    """One GPU of one engine."""
+
+    gpu: str
+    totals: GpuTotals
+    idle_since_ms: int
+    open: set[Track] = field(default_factory=set)
+    picked_up: int = 0
+    """Units that this GPU's workers have picked up and not started."""
+    reached: bool = False
+    """Something has reached this GPU since it last had no work."""
+    aged_out: bool = False
+    """Its last span was closed by the age limit: nobody knows what it does."""
+    gap: OpenGap | None = None
+    share_clock_ms: float = 0.0
+    """Busy time divided by the open spans, integrated: the difference over a span is its fair share."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Enter:
+    track: Track
+    rank: Rank
+    gpu: str | None
+    aged_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Waste:
+    job: JobAccount
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _KnowGpu:
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    silent: bool
+
+
+_Edge = _Enter | _Waste | _KnowGpu | _Silence
+
+
+class Ledger:
+    """The account of one engine from `start_ms` of its clock on. `on_gap` is told of every gap as it closes."""
+
+    def __init__(self, start_ms: int, on_gap: Callable[[Gap], None], *, jobs_announced: bool = False) -> None:
+        self.start_ms = start_ms
+        self.frontier_ms = start_ms
+        self.late = 0
+        self.accounts: dict[str, GpuAccount] = {}
+        self.jobs_announced = jobs_announced
+        """The log tells of waiting units (`job enqueued`): without, starved and fill can't be told apart by them."""
+        self.spans_logged = True
+        """False for a daemon that writes no GPU_START and GPU_END: what its GPUs do is unknown."""
+        self._on_gap = on_gap
+        self._edges: list[tuple[int, int, _Edge]] = []
+        self._sequence = 0
+        self._in_stage = dict.fromkeys(Rank, 0)
+        self._unassigned_pickups = 0
+        self._silent = False
+        # A GPU that nothing ever reached: one that becomes known later takes over its account.
+        self._untouched = GpuAccount("", GpuTotals(), start_ms)
+
+    # --- edges -----------------------------------------------------------------------------------------------
+
+    def enter(
+        self, track: Track, rank: Rank, at_ms: int, gpu: str | None = None, *, aged_out: bool = False
+    ) -> None:
+        """The unit enters a stage (or leaves with `Rank.GONE`)."""
+        self._put(at_ms, _Enter(track, rank, gpu, aged_out))
+
+    def waste(self, job: JobAccount, reason: str, at_ms: int) -> None:
+        """All spans of this job, closed and to come, were for nothing. The first reason stays."""
+        self._put(at_ms, _Waste(job, reason))
+
+    def know_gpu(self, gpu: str, at_ms: int) -> None:
+        """The engine has this GPU."""
+        if gpu not in self.accounts:
+            self._put(at_ms, _KnowGpu(gpu))
+
+    def silence(self, silent: bool, at_ms: int) -> None:
+        """From here on there is no evidence about the daemon (or there is again)."""
+        self._put(at_ms, _Silence(silent))
+
+    def _put(self, at_ms: int, edge: _Edge) -> None:
+        if at_ms < self.frontier_ms:
+            at_ms = self.frontier_ms
+            self.late += 1
+        self._sequence += 1
+        heapq.heappush(self._edges, (at_ms, self._sequence, edge))
+
+    # --- settling --------------------------------------------------------------------------------------------
+
+    def advance(self, to_ms: int) -> None:
+        """Applies every edge up to `to_ms` and charges the time. Never goes back."""
+        while self._edges and self._edges[0][0] <= to_ms:
+            at_ms, _, edge = heapq.heappop(self._edges)
+            self._charge(at_ms)
+            self._apply(edge, at_ms)
+        if to_ms > self.frontier_ms:
+            self._charge(to_ms)
+
+    def finish(self, at_ms: int) -> None:
+        """The engine ends: edges that are still ahead are applied at its end, nothing is charged beyond it."""
+        self.advance(at_ms)
+        while self._edges:
+            self._apply(heapq.heappop(self._edges)[2], self.frontier_ms)
+
+    @property
+    def in_flight(self) -> int:
+        """Units in any stage at the frontier."""
+        return sum(self._in_stage[rank] for rank in STAGE_RANKS.values())
+
+    def open_gap(self, account: GpuAccount) -> dict[Cause, int] | None:
+        """The account's open gap by cause, all 0 while a span is open, None before the first span."""
+        if not account.totals.spans:
+            return None
+        shares = dict.fromkeys(Cause, 0)
+        if account.gap is not None:
+            shares.update(account.gap.by_cause_ms)
+        return shares
+
+    def _charge(self, to_ms: int) -> None:
+        elapsed_ms = to_ms - self.frontier_ms
+        if elapsed_ms <= 0:
+            return
+        blind = (self._silent or not self.spans_logged) and self.in_flight > 0
+        idle = []
+        for account in self.accounts.values():
+            if account.open and not blind:
+                account.totals.busy_ms += elapsed_ms
+                account.share_clock_ms += elapsed_ms / len(account.open)
+            else:
+                idle.append(account)
+        for account, cause in self._causes(idle, blind):
+            account.totals.idle_ms[cause] += elapsed_ms
+            if account.gap is not None:
+                shares = account.gap.by_cause_ms
+                shares[cause] = shares.get(cause, 0) + elapsed_ms
+            if cause is Cause.NO_WORK:
+                account.reached = False
+        self.frontier_ms = to_ms
+
+    def _causes(self, idle: list[GpuAccount], blind: bool) -> Iterable[tuple[GpuAccount, Cause]]:
+        stage = self._in_stage
+        ready = stage[Rank.READY] + self._unassigned_pickups
+        units = stage[Rank.WAITING] + stage[Rank.SYNTH] + ready
+        yield self._untouched, Cause.UNKNOWN if blind else self._cause(self._untouched, ready, units)
+        for account in sorted(idle, key=lambda account: (account.idle_since_ms, account.gpu)):
+            if blind or account.aged_out:
+                yield account, Cause.UNKNOWN
+            elif account.picked_up:
+                yield account, Cause.HANDOFF
+            else:
+                yield account, self._cause(account, ready, units)
+                units -= 1
+
+    def _cause(self, account: GpuAccount, ready: int, units: int) -> Cause:
+        """`units` is what is left for this GPU and for those that became idle after it."""
+        if units <= 0:
+            return Cause.NO_WORK
+        if ready:
+            return Cause.HANDOFF
+        if self._in_stage[Rank.SYNTH]:
+            if account.reached and (self._in_stage[Rank.WAITING] or not self.jobs_announced):
+                return Cause.STARVED
+            return Cause.FILL
+        return Cause.BLOCKED
+
+    def _apply(self, edge: _Edge, at_ms: int) -> None:
+        match edge:
+            case _Enter(track, rank, gpu, aged_out):
+                if rank > track.rank:
+                    self._leave(track, at_ms, aged_out=aged_out)
+                    self._arrive(track, rank, gpu, at_ms)
+            case _Waste(job, reason):
+                if job.wasted is None:
+                    job.wasted = reason
+                    for name, busy_ms in job.busy_ms.items():
+                        self.accounts[name].totals.wasted_ms[reason] += busy_ms
+            case _KnowGpu(gpu):
+                self._account(gpu)
+            case _Silence(silent):
+                self._silent = silent
+
+    def _arrive(self, track: Track, rank: Rank, gpu: str | None, at_ms: int) -> None:
+        track.rank, track.gpu = rank, gpu
+        self._in_stage[rank] += 1
+        if rank is Rank.PICKED_UP:
+            if gpu is None:
+                self._unassigned_pickups += 1
+            else:
+                self._account(gpu).picked_up += 1
+        elif rank is Rank.GPU:
+            account = self._account(gpu or UNKNOWN_GPU)
+            track.gpu = account.gpu
+            if not account.open and account.gap is not None:
+                self._close_gap(account, account.gap, track, at_ms)
+            account.gap = None
+            account.open.add(track)
+            account.totals.spans += 1
+            account.reached, account.aged_out = True, False
+            track.share_mark_ms = account.share_clock_ms
+
+    def _leave(self, track: Track, at_ms: int, *, aged_out: bool) -> None:
+        self._in_stage[track.rank] -= 1
+        if track.rank is Rank.PICKED_UP:
+            if track.gpu is None:
+                self._unassigned_pickups -= 1
+            else:
+                self._account(track.gpu).picked_up -= 1
+        elif track.rank is Rank.GPU and track.gpu is not None:
+            account = self.accounts[track.gpu]
+            account.open.discard(track)
+            job = track.job
+            share_ms = account.share_clock_ms - track.share_mark_ms
+            job.busy_ms[account.gpu] = job.busy_ms.get(account.gpu, 0.0) + share_ms
+            if job.wasted is not None:
+                account.totals.wasted_ms[job.wasted] += share_ms
+            if not account.open:
+                account.idle_since_ms = at_ms
+                account.aged_out = aged_out
+                account.gap = OpenGap(at_ms, job, {})
+
+    def _close_gap(self, account: GpuAccount, gap: OpenGap, track: Track, at_ms: int) -> None:
+        if at_ms <= gap.start_ms:
+            return
+        boundary = Boundary.WITHIN_JOB if gap.job_before is track.job else Boundary.CROSS_JOB
+        cause = max(gap.by_cause_ms, key=lambda cause: gap.by_cause_ms[cause])
+        closed = Gap(
+            account.gpu,
+            gap.start_ms,
+            at_ms,
+            gap.job_before.job_id,
+            track.job.job_id,
+            boundary,
+            cause,
+            gap.by_cause_ms,
+        )
+        account.totals.boundary_ms[boundary] += closed.duration_ms
+        self._on_gap(closed)
+
+    def _account(self, gpu: str) -> GpuAccount:
+        account = self.accounts.get(gpu)
+        if account is None:
+            totals = GpuTotals()
+            totals.idle_ms.update(self._untouched.totals.idle_ms)
+            account = self.accounts[gpu] = GpuAccount(gpu, totals, self.start_ms)
+        return account

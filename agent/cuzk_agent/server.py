@@ -44,8 +44,8 @@ class UnavailableError(Exception):
 class Views:
     """What the server serves. Each is called in a worker thread, possibly several times at once."""
 
-    metrics: Callable[[str], tuple[bytes, str]]
-    """From an Accept header (well-formed, maybe empty) to a body and its content type. May raise `UnavailableError`."""
+    metrics: Callable[[str | None], tuple[bytes, str]]
+    """From an Accept header, if there is one, to a body and its content type. May raise `UnavailableError`."""
     unhealthy: Callable[[], Sequence[str]]
     """What is broken in the agent itself, a line each; nothing when it is healthy."""
     unready: Callable[[], Sequence[str]]
@@ -145,9 +145,15 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         door = _Door(self._app, self._limits)
-        server = await asyncio.start_server(door.admit, sock=listener)
+        server = await asyncio.start_server(door.admit, sock=listener, backlog=100)
+        # asyncio accepts as many at a time as may wait: a few, so that those over the limit do not use up all
+        # descriptors. More may wait in the kernel, where a client whose call is dropped tries again a second later.
+        listener.listen(1024)
         self._running.set()
         await self._stopping.wait()
+        # asyncio leaks a connection that it is about to accept when its server closes: first accept no more.
+        self._loop.remove_reader(listener)
+        await asyncio.sleep(0)
         server.close()
         await door.close()
 
@@ -160,22 +166,21 @@ class _Door:
         self._limits = limits
         self._context = WorkerContext(None)
         self._config = _hypercorn_config(limits)
-        self._open: dict[_Connection, asyncio.Task[None]] = {}
+        self._open: set[_Connection] = set()
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection to its end."""
-        task = asyncio.current_task()
-        if task is None or self._context.terminated.is_set() or not self._make_room():
+        if self._context.terminated.is_set() or not self._make_room():
             writer.transport.abort()
             return
         connection = _Connection(self._app, self._config, self._context, reader, writer, self._limits.request_s)
-        self._open[connection] = task
+        self._open.add(connection)
         try:
             await connection.run()
         except Exception:
             logger.exception("a connection ended unexpectedly")
         finally:
-            del self._open[connection]
+            self._open.discard(connection)
             connection.abort()
 
     def _make_room(self) -> bool:
@@ -191,14 +196,14 @@ class _Door:
     async def close(self) -> None:
         """Ends idle connections at once, those with a request in progress when it is answered or time is up."""
         await self._context.terminated.set()
-        tasks = list(self._open.values())
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=self._limits.stop_s)
-        for connection in list(self._open):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.stop_s
+        # All tasks, for asyncio may still be at work on accepting a connection.
+        while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and loop.time() < deadline:
+            await asyncio.wait(tasks, timeout=deadline - loop.time())
+        for connection in self._open:
             connection.abort()
-        for task in late:
-            task.cancel()
+        await asyncio.sleep(0)
 
 
 class _Connection(TCPServer):
@@ -276,7 +281,7 @@ def _listen(host: str, port: int) -> socket.socket:
         if host == "::":
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(address)
-        listener.listen(128)
+        listener.listen()
         listener.setblocking(False)
     except OSError as error:
         listener.close()
@@ -297,13 +302,12 @@ def _application(views: Views, limits: Limits) -> Starlette:
     renders = asyncio.Semaphore(limits.renders)
 
     def metrics_now(request: Request) -> Response:
-        accept = well_formed_accept(",".join(request.headers.getlist("accept")))
         try:
-            body, content_type = views.metrics(accept)
+            body, content_type = views.metrics(_header(request, "accept"))
         except UnavailableError as reason:
             return _text(f"{reason}\n", 503)
         headers = {**_HEADERS, "Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        if accepts_gzip(",".join(request.headers.getlist("accept-encoding"))):
+        if accepts_gzip(_header(request, "accept-encoding")):
             # Level 9 costs ten times as much for a third less.
             body = gzip.compress(body, compresslevel=1, mtime=0)
             headers["Content-Encoding"] = "gzip"
@@ -335,8 +339,8 @@ def _application(views: Views, limits: Limits) -> Starlette:
     return app
 
 
-def _text(text: str, status: int, headers: dict[str, str] | None = None) -> Response:
-    return PlainTextResponse(text, status, headers={**_HEADERS, **(headers or {})})
+def _text(text: str, status: int) -> Response:
+    return PlainTextResponse(text, status, headers=_HEADERS)
 
 
 def _health(name: str, reasons: Sequence[str]) -> Response:
@@ -345,29 +349,15 @@ def _health(name: str, reasons: Sequence[str]) -> Response:
     return _text(f"{name}\n", 200)
 
 
-def well_formed_accept(header: str) -> str:
-    """An Accept header without the elements that prometheus_client cannot take.
-
-    It raises on some malformed versions, and claims to answer in any version above 1.0.0, whatever that may be.
-    """
-    return ",".join(element for element in header.split(",") if _version(element) in _VERSIONS)
+def _header(request: Request, name: str) -> str | None:
+    """A header that may be given in several lines."""
+    return ",".join(request.headers.getlist(name)) or None
 
 
-_VERSIONS: Final = {"", "0.0.1", "0.0.4", "1.0.0"}
-
-
-def _version(element: str) -> str:
-    for parameter in element.split(";")[1:]:
-        name, _, value = parameter.strip().partition("=")
-        if name == "version":
-            return value
-    return ""
-
-
-def accepts_gzip(header: str) -> bool:
+def accepts_gzip(header: str | None) -> bool:
     """Whether an Accept-Encoding header allows gzip; a malformed weight forbids it."""
     weights: dict[str, float] = {}
-    for element in header.lower().split(","):
+    for element in (header or "").lower().split(","):
         coding, *parameters = (part.strip() for part in element.split(";"))
         weight = next((value for value in parameters if value.startswith("q=")), "q=1")
         try:

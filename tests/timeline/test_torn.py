@@ -270,19 +270,14 @@ def timeline_events(draw: st.DrawFn) -> tuple[TimelineEvent, list[bytes]]:
 @st.composite
 def torn_logs(draw: st.DrawFn) -> tuple[list[TimelineEvent], list[bytes], bytes]:
     """Events, the whole writes of others, and a log in which these land anywhere between the events' fragments."""
-    meant: list[TimelineEvent] = []
-    others: list[bytes] = []
-    log = b""
-    for event, fragments in draw(st.lists(timeline_events(), max_size=8)):
-        meant.append(event)
-        for fragment in fragments:
-            log += fragment
-            for intruder in draw(
-                st.lists(st.sampled_from(INTRUDERS), max_size=2) if draw(st.booleans()) else st.just([])
-            ):
-                others.append(intruder)
-                log += intruder
-    return meant, others, log
+    drawn = draw(st.lists(timeline_events(), max_size=8))
+    fragments = [fragment for _, parts in drawn for fragment in parts]
+    places = st.tuples(st.integers(0, len(fragments)), st.sampled_from(INTRUDERS))
+    intruders = sorted(draw(st.lists(places, max_size=40)), key=lambda place: place[0])
+    log = list(fragments)
+    for place, intruder in reversed(intruders):
+        log.insert(place, intruder)
+    return [event for event, _ in drawn], [intruder for _, intruder in intruders], b"".join(log)
 
 
 @given(torn_logs())

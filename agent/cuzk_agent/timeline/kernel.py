@@ -58,7 +58,7 @@ class KernelTimes:
         if "barrier_wait_ms" in values:
             self._barriers.append(values["barrier_wait_ms"])
         if "gpu_total_ms" in values:
-            # The oldest wait: a worker's own lines keep their order, and kernels of one GPU follow one another.
+            # The oldest wait: kernels of one GPU follow one another, and so do their lines.
             barrier_ms = self._barriers.popleft() if self._barriers else 0
             self._totals.append((values["gpu_total_ms"], max(values["gpu_total_ms"] - barrier_ms, 0)))
         if "mutex_held_ms" in values:

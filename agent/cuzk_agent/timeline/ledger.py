@@ -187,9 +187,7 @@ class Ledger:
 
     # --- edges -----------------------------------------------------------------------------------------------
 
-    def enter(
-        self, track: Track, rank: Rank, at_ms: int, gpu: str | None = None, *, aged_out: bool = False
-    ) -> None:
+    def enter(self, track: Track, rank: Rank, at_ms: int, gpu: str | None = None, *, aged_out: bool = False) -> None:
         """The unit enters a stage (or leaves with `Rank.GONE`)."""
         self._put(at_ms, _Enter(track, rank, gpu, aged_out))
 

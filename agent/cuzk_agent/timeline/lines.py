@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EVENT_NAMES = frozenset(
-    {"SYNTH_START", "SYNTH_END", "CHAN_SEND", "GPU_QUEUE", "GPU_PICKUP", "GPU_START", "GPU_END"}
-)
+EVENT_NAMES = frozenset({"SYNTH_START", "SYNTH_END", "CHAN_SEND", "GPU_QUEUE", "GPU_PICKUP", "GPU_START", "GPU_END"})
 """The events this agent knows. Others are counted as `other`; they carry no meaning for the pipeline."""
 
 

@@ -108,11 +108,11 @@ class GpuState:
     idle_seconds: Mapping[Cause, float]
     """Settled idleness by cause, all causes present; with `busy_seconds` it adds up to the elapsed engine time."""
     wasted_seconds: Mapping[str, float]
-    """Busy time for nothing, by reason (`failed`, `discarded`, `repeated`), all reasons present."""
+    """Busy time for nothing, by reason (`failed`, `repeated`), both present."""
     kernel_seconds: float | None
     """Kernel time as the C++ lines tell it; None while none could be joined to this GPU."""
     gap_seconds: Mapping[Cause, Histogram]
-    """Closed gaps by their largest cause, all causes present."""
+    """Closed gaps by their largest cause; `unknown` from its first millisecond on, the others always."""
     boundary_seconds: Mapping[Boundary, float]
     """Closed gap time by boundary, both present."""
     open_gap_seconds: Mapping[Cause, float] | None
@@ -131,7 +131,7 @@ class TimelineState:
     engine_restarts: int
     """Engines that began after the first one seen."""
     engine_settings: Mapping[str, str]
-    """Settings read from start-up lines: a fixed set of keys, see `timeline.epochs`."""
+    """Settings read from start-up lines: a fixed set of keys, `timeline.engine.SETTINGS`."""
     engine_start_unix_seconds: float | None
     anchor_uncertainty_seconds: float | None
     last_event_unix_seconds: float | None
@@ -153,7 +153,7 @@ class TimelineState:
     torn_lost: int
     unparsed: Mapping[str, int]
     synth_seconds: Mapping[str, Histogram]
-    """By proof kind, the known kinds all present (`porep-c2`, `snap-update`, `window-post`, `winning-post`, `other`)."""
+    """By proof kind, the known kinds all present; `other` from its first job on."""
     ready_wait_seconds: Histogram
     handoff_seconds: Histogram
     span_seconds: Mapping[str, Histogram]
@@ -164,6 +164,7 @@ class TimelineState:
     proof_outcomes: Mapping[tuple[str, ProofOutcome], int]
     """By proof kind and outcome, all pairs of known kinds present."""
     proof_latency_seconds: Mapping[tuple[str, LatencyBasis], Histogram]
+    """By proof kind and basis, for the basis that this log has."""
     trouble: Mapping[tuple[str, str], int]
     """By kind of trouble and GPU (empty string where no GPU can be named), the known kinds present."""
     synth_rolling: Rolling

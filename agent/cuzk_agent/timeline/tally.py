@@ -81,8 +81,10 @@ class Counters:
     )
     ready_wait: HistogramTally = field(default_factory=lambda: HistogramTally(WAIT_BOUNDS))
     handoff: HistogramTally = field(default_factory=lambda: HistogramTally(WAIT_BOUNDS))
-    proof_latency: dict[tuple[str, LatencyBasis], HistogramTally] = field(
+    proof_latency: dict[LatencyBasis, dict[str, HistogramTally]] = field(
         default_factory=lambda: {
-            (kind, basis): HistogramTally(PROOF_BOUNDS) for kind in PROOF_KINDS for basis in LatencyBasis
+            basis: {kind: HistogramTally(PROOF_BOUNDS) for kind in PROOF_KINDS} for basis in LatencyBasis
         }
     )
+    other_seen: bool = False
+    """There was a job whose kind is `other`."""

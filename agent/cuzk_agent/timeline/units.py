@@ -95,6 +95,8 @@ class Job:
     """How many units it has, where that is known."""
     units: dict[int | None, Unit] = field(default_factory=dict)
     failed_ms: int | None = None
+    siblings_go_on: bool = False
+    """It failed, but the daemon does not know and proves the rest."""
     total_ms: int | None = None
     """The daemon's own latency, from submission."""
     last_end_ms: int | None = None
@@ -179,12 +181,13 @@ class Units:
                 self._start(unit, at_ms, event.worker, gpu)
             case "GPU_END":
                 self._end(unit, at_ms, event, gpu)
+        if unit.job.kind == "other":
+            self._counters.other_seen = True
 
     def _synth_start(self, unit: Unit, at_ms: int, kind: str | None) -> None:
         self._last_synth_start_ms = max(self._last_synth_start_ms, at_ms)
         self._learn_kind(unit.job, kind)
         if unit.partition is None:
-            # Announced as partitions, proved whole after all.
             for other in list(unit.job.units.values()):
                 if other is not unit and other.rank is Rank.WAITING:
                     self._forget(other, at_ms)
@@ -288,8 +291,8 @@ class Units:
             self._learn_kind(job, kind)
 
     def unit_failed(self, job_id: str, partition: int | None, at_ms: int, *, siblings_go_on: bool = False) -> None:
-        """A unit failed, and with it its job. Its siblings that are not on a GPU are given up, unless the daemon is
-        known to prove them all the same."""
+        """A unit failed, and with it its job, unless the proof turns out well after all. Then its siblings that are
+        not on a GPU are given up, too, if the daemon does not prove them all the same."""
         job = self._latest(job_id)
         if job is None:
             return
@@ -300,8 +303,7 @@ class Units:
         self._leave(unit, UnitOutcome.FAILED, at_ms)
         if job.failed_ms is None:
             job.failed_ms = at_ms
-        if not siblings_go_on:
-            self._drop_unstarted(job, at_ms)
+        job.siblings_go_on = job.siblings_go_on or siblings_go_on
         self._decide_by(job, at_ms + _FAILURE_GRACE_MS)
         self._consider(job, at_ms)
 
@@ -410,10 +412,10 @@ class Units:
 
     def _verdict(self, job: Job, at_ms: int) -> None:
         job.due_ms = None
-        if job.busy_with:
-            self._decide_by(job, at_ms + _FAILURE_GRACE_MS)
-        elif job.failed_ms is not None:
+        if job.failed_ms is not None:
             self._close(job, ProofOutcome.FAILED, at_ms)
+        elif job.busy_with:
+            self._decide_by(job, at_ms + _ASSEMBLY_GRACE_MS)
         elif job.units and all(unit.outcome is UnitOutcome.PROVED for unit in job.units.values()):
             self._close(job, ProofOutcome.PROVED, at_ms)
         else:
@@ -459,17 +461,14 @@ class Units:
     def _unit_for(self, event: TimelineEvent) -> Unit | None:
         """The unit that this event belongs to, made if it is new; None for a repeated line, or one about a unit that
         was given up with its job."""
-        seen = _SEEN_BY[event.name]
         candidates = []
         for job in self._jobs.get(event.job_id, ()):
             unit = job.units.get(event.partition)
-            if unit is None:
-                if event.partition is None and job.outcome is None and job.enqueued_ms is not None:
-                    return self._unit(job, None)
-            elif getattr(unit, seen) is None and event.worker in (None, unit.worker or event.worker):
+            if unit is not None and _may_belong(event, unit):
                 candidates.append(unit)
-        if event.name == "SYNTH_START":
-            candidates = [unit for unit in candidates if unit.rank < Rank.SYNTH or unit.outcome is UnitOutcome.LOST]
+            elif unit is None and event.partition is None and job.outcome is None and job.enqueued_ms is not None:
+                # Announced as partitions, proved whole after all.
+                return self._unit(job, None)
         in_flight = [unit for unit in candidates if unit.outcome is None]
         if in_flight:
             # The furthest, and of those the oldest: a line moves a unit on by one stage, unless lines were lost.
@@ -614,7 +613,8 @@ class Units:
         if outcome is ProofOutcome.PROVED:
             self._proof_done(job, at_ms)
         elif outcome is ProofOutcome.FAILED:
-            self._drop_unstarted(job, at_ms)
+            if not job.siblings_go_on:
+                self._drop_unstarted(job, at_ms)
             self._ledger.waste(job.account, "failed", max(at_ms, self._ledger.frontier_ms))
         self._closed[job] = None
         if len(self._closed) > _MAX_CLOSED_JOBS:
@@ -637,7 +637,7 @@ class Units:
         else:
             return
         seconds = latency_ms / 1000
-        self._counters.proof_latency[job.kind, basis].observe(seconds, self._exemplar(job.job_id, seconds, at_ms))
+        self._counters.proof_latency[basis][job.kind].observe(seconds, self._exemplar(job.job_id, seconds, at_ms))
 
     def _evict(self, job: Job) -> None:
         del self._closed[job]
@@ -647,3 +647,10 @@ class Units:
             del self._jobs[job.job_id]
 
 
+def _may_belong(event: TimelineEvent, unit: Unit) -> bool:
+    """The unit has not seen this event yet."""
+    if event.name == "SYNTH_START":
+        return unit.synth_start_ms is None and (unit.rank < Rank.SYNTH or unit.outcome is UnitOutcome.LOST)
+    if event.worker is not None and unit.worker not in (None, event.worker):
+        return False
+    return getattr(unit, _SEEN_BY[event.name]) is None

@@ -1,0 +1,425 @@
+"""The whole way from lines to state for one source, live and offline alike. Pure: time and lines are passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from cuzk_agent.timeline import messages
+from cuzk_agent.timeline.engine import Engine, Limits, Listeners
+from cuzk_agent.timeline.kernel import PHASES
+from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, GpuTotals
+from cuzk_agent.timeline.lines import EVENT_NAMES, KernelTiming, LogLine, TimelineEvent, TracingLine
+from cuzk_agent.timeline.parser import UNPARSED_REASONS, LineParser
+from cuzk_agent.timeline.state import Cause, GpuState, Histogram, LatencyBasis, Stage, TimelineState
+from cuzk_agent.timeline.tally import Counters, HistogramTally
+from cuzk_agent.timeline.units import Job
+from cuzk_agent.windows import Rolling, RollingWindow
+
+_JUMP_MS = 3_600_000
+"""An offset further ahead than this is believed only once the next line agrees: daemons do idle for hours, but one
+damaged line must not move the clock."""
+_BACK_MS = 5000
+"""An offset further back than this, and the next one too, is a new engine: disorder is a matter of milliseconds."""
+_OFFSET = "offset"
+"""The reason under which events with an offset that no neighbour shares are counted."""
+_MAX_HELD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When lines were read: the agent's clocks just after the read."""
+
+    monotonic_s: float
+    unix_s: float
+    live: bool
+    """The reader had been at the end before: the lines were written since its last look."""
+
+
+class Pipeline:
+    """Follows one prover's log. Feed it lines, tell it when their end was reached, ask for its state."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        on_gap: Callable[[Engine, Gap], None] | None = None,
+        on_job: Callable[[Engine, Job], None] | None = None,
+        on_stop: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended."""
+        self._limits = limits or Limits()
+        self._on_gap, self._on_job, self._on_stop = on_gap, on_job, on_stop
+        self._parser = LineParser()
+        self._listeners = Listeners(self._gap, self._synth, self._job, self._kernel)
+        self.engine: Engine | None = None
+        """The engine whose lines are being read, or the last one."""
+        self._engines = 0
+        self._fresh = False
+        """The daemon's process has started: the next engine is seen from its beginning."""
+        self._startup: dict[str, str] = {}
+        self._held: list[LogLine] = []
+        self._held_ms = 0
+        self._misplaced = 0
+        self._arrival: Arrival | None = None
+
+        self._counters = Counters()
+        self._events = dict.fromkeys((*sorted(EVENT_NAMES), "other"), 0)
+        self._late = 0
+        self._bases: set[LatencyBasis] = set()
+        self._past: dict[str, GpuTotals] = {}
+        self._phases: dict[str, tuple[int, float]] = {}
+        self._kernel_ms: dict[str, int] = {}
+        self._gap_windows: dict[str, RollingWindow] = {}
+        self._synth_window = RollingWindow()
+        # The windows' clock runs on through the engines of this source.
+        self._window_base_s = 0.0
+        self._window_now_s = 0.0
+        self._settled_monotonic_s: float | None = None
+        self._unix_minus_monotonic_s: float | None = None
+        self._now_ms: int | None = None
+
+    # --- input -------------------------------------------------------------------------------------------------
+
+    def feed(self, lines: Iterable[bytes], arrival: Arrival | None = None) -> None:
+        """Takes in whole lines in their order."""
+        self._arrival = arrival
+        for line in lines:
+            values = self._parser.feed(line)
+            for value in values:
+                self._take(value)
+            if not values and self.engine is not None:
+                # Other text: nothing to read in it, but the daemon lives.
+                self.engine.line_at(self._arrived_ms(self.engine))
+        if self.engine is not None:
+            self.engine.after_line()
+
+    def settle(self, monotonic_s: float, unix_s: float) -> None:
+        """Everything that had been written by `monotonic_s` has been fed."""
+        elapsed_s = monotonic_s - self._settled_monotonic_s if self._settled_monotonic_s is not None else 0.0
+        self._settled_monotonic_s = monotonic_s
+        self._unix_minus_monotonic_s = unix_s - monotonic_s
+        engine = self.engine
+        self._now_ms = engine.now_ms(monotonic_s, unix_s) if engine else None
+        if engine is None or engine.stopped:
+            self._window_now_s += max(elapsed_s, 0.0)
+            return
+        if self._held and self._now_ms is not None and self._held_ms <= self._now_ms + 1000 and not self._is_back():
+            # The clock has come to where the held line says it is.
+            self._release(engine)
+        engine.settle(self._now_ms)
+        self._window_now_s = max(self._window_now_s, self._window_base_s + engine.frontier_ms / 1000)
+
+    def finish(self) -> None:
+        """The log ends here. What is in flight stays in flight; time is settled up to the last line."""
+        for value in self._parser.flush():
+            self._take(value)
+        if self._held and self.engine is not None:
+            if self._is_back():
+                self._begin_held()
+            else:
+                self._misplaced += sum(isinstance(line, TimelineEvent) for line in self._held)
+                self._held = []
+        if self.engine is not None:
+            self.engine.after_line()
+            self.engine.settle_all()
+            self._window_now_s = max(self._window_now_s, self._window_base_s + self.engine.frontier_ms / 1000)
+
+    # --- lines -------------------------------------------------------------------------------------------------
+
+    def _take(self, value: LogLine) -> None:
+        if isinstance(value, TracingLine) and self._engine_line(value):
+            return
+        engine = self.engine
+        if engine is None or (engine.stopped and self._fresh):
+            if not isinstance(value, TimelineEvent):
+                return
+            engine = self._begin(0 if self._fresh else value.offset_ms)
+        offset_ms = self._offset_ms(engine, value)
+        if self._held:
+            if offset_ms is None:
+                if len(self._held) < _MAX_HELD:
+                    self._held.append(value)
+                    return
+            elif self._agrees(offset_ms):
+                self._held.append(value)
+                if self._is_back():
+                    self._begin_held()
+                else:
+                    self._release(engine)
+                return
+            self._distrust(engine)
+        if offset_ms is not None and self._is_odd(engine, offset_ms, isinstance(value, TimelineEvent)):
+            self._held, self._held_ms = [value], offset_ms
+            return
+        self._apply(engine, value, offset_ms)
+
+    def _engine_line(self, line: TracingLine) -> bool:
+        """Lines that begin or end an engine."""
+        match line.message:
+            case "cuzk-daemon starting":
+                self._stop()
+                self._fresh = True
+                self._startup = {}
+            case "rayon global thread pool configured":
+                self._startup.update(messages.settings_in(line.fields))
+            case "starting cuzk engine":
+                engine = self._begin(0)
+                engine.anchor.note_start(line.unix_ms)
+                engine.settings.update(messages.settings_in(line.fields))
+            case "received SIGINT, shutting down" | "shutting down cuzk engine":
+                if self.engine is not None and not self.engine.stopped:
+                    at_ms = self._offset_ms(self.engine, line)
+                    if at_ms is not None and at_ms - self.engine.seen_ms < _JUMP_MS:
+                        self.engine.line_at(at_ms)
+                    self._stop()
+            case _:
+                return False
+        return True
+
+    def _offset_ms(self, engine: Engine, value: LogLine) -> int | None:
+        """When a line was written, on the engine's clock; None where it does not tell."""
+        if isinstance(value, TimelineEvent):
+            return value.offset_ms
+        if isinstance(value, TracingLine):
+            offset_ms = engine.offset_of(value.unix_ms)
+            # A clock that was set back says nothing.
+            return offset_ms if offset_ms is not None and offset_ms > engine.seen_ms - _BACK_MS else None
+        return None
+
+    def _is_odd(self, engine: Engine, offset_ms: int, is_event: bool) -> bool:
+        if is_event and offset_ms < engine.seen_ms - _BACK_MS:
+            return True
+        if offset_ms <= engine.seen_ms + _JUMP_MS:
+            return False
+        arrival = self._arrival
+        now_ms = engine.now_ms(arrival.monotonic_s, arrival.unix_s) if arrival else None
+        return now_ms is None or offset_ms > now_ms + 1000
+
+    def _is_back(self) -> bool:
+        return self.engine is not None and self._held_ms < self.engine.seen_ms - _BACK_MS
+
+    def _agrees(self, offset_ms: int) -> bool:
+        if self._is_back() and self.engine is not None and offset_ms >= self.engine.seen_ms - _BACK_MS:
+            return False
+        return -_BACK_MS <= offset_ms - self._held_ms <= _JUMP_MS
+
+    def _distrust(self, engine: Engine) -> None:
+        """No neighbour shares the held line's time: an event is dropped and counted, other lines lose their time."""
+        held, self._held = self._held, []
+        for line in held:
+            if isinstance(line, TimelineEvent):
+                self._misplaced += 1
+            else:
+                self._apply(engine, line, None)
+
+    def _release(self, engine: Engine) -> None:
+        held, self._held = self._held, []
+        for line in held:
+            self._apply(engine, line, self._offset_ms(engine, line))
+
+    def _begin_held(self) -> None:
+        held, self._held = self._held, []
+        engine = self._begin(0)
+        for line in held:
+            self._apply(engine, line, self._offset_ms(engine, line))
+
+    def _arrived_ms(self, engine: Engine) -> int:
+        """The time of a line that bears none: when it was read, if that tells anything, else the largest seen."""
+        arrival = self._arrival
+        if arrival is not None and arrival.live:
+            now_ms = engine.now_ms(arrival.monotonic_s, arrival.unix_s)
+            return engine.seen_ms if now_ms is None else max(engine.last_line_ms, min(now_ms, self._now_ms or now_ms))
+        return engine.seen_ms
+
+    def _apply(self, engine: Engine, value: LogLine, offset_ms: int | None) -> None:
+        if offset_ms is not None and self._arrival is not None:
+            engine.note_arrival(offset_ms, self._arrival.monotonic_s, live=self._arrival.live)
+        match value:
+            case TimelineEvent():
+                self._events[value.name if value.name in EVENT_NAMES else "other"] += 1
+                engine.event(value)
+            case TracingLine():
+                engine.anchor.note_tracing(value.unix_ms)
+                at_ms = engine.seen_ms if offset_ms is None else offset_ms
+                engine.line_at(at_ms)
+                messages.take(engine, value, max(at_ms, engine.ledger.start_ms))
+            case KernelTiming():
+                engine.line_at(self._arrived_ms(engine))
+                engine.kernel.line(value)
+
+    # --- engines -----------------------------------------------------------------------------------------------
+
+    def _begin(self, start_ms: int) -> Engine:
+        before = self.engine
+        self._stop()
+        engine = Engine(start_ms, self._counters, self._limits, self._listeners)
+        engine.settings.update(self._startup)
+        if before is not None:
+            engine.ledger.jobs_announced = before.ledger.jobs_announced
+            engine.units.assembly_logged = before.units.assembly_logged
+            self._window_base_s = self._window_now_s
+        self.engine = engine
+        self._engines += 1
+        self._fresh = False
+        return engine
+
+    def _stop(self) -> None:
+        engine = self.engine
+        if engine is None or engine.stopped:
+            return
+        engine.stop()
+        self._late += engine.ledger.late
+        for gpu, account in engine.ledger.accounts.items():
+            self._past.setdefault(gpu, GpuTotals()).add(account.totals)
+        self._window_now_s = max(self._window_now_s, self._window_base_s + engine.frontier_ms / 1000)
+        self._add_phases(self._phases, engine)
+        if self._on_stop is not None:
+            self._on_stop(engine)
+
+    @staticmethod
+    def _add_phases(phases: dict[str, tuple[int, float]], engine: Engine) -> None:
+        for phase, (count, seconds) in engine.kernel.phases.items():
+            before_count, before_seconds = phases.get(phase, (0, 0.0))
+            phases[phase] = (before_count + count, before_seconds + seconds)
+
+    # --- what engines tell -------------------------------------------------------------------------------------
+
+    def _gap(self, engine: Engine, gap: Gap) -> None:
+        seconds = gap.duration_ms / 1000
+        exemplar = engine.exemplar(gap.job_after, seconds, gap.end_ms)
+        engine.ledger.accounts[gap.gpu].totals.gaps[gap.cause].observe(seconds, exemplar)
+        self._gap_windows.setdefault(gap.gpu, RollingWindow()).observe(self._window_base_s + gap.end_ms / 1000, seconds)
+        if self._on_gap is not None:
+            self._on_gap(engine, gap)
+
+    def _synth(self, at_ms: int, seconds: float) -> None:
+        self._synth_window.observe(self._window_base_s + at_ms / 1000, seconds)
+
+    def _job(self, engine: Engine, job: Job) -> None:
+        if self._on_job is not None:
+            self._on_job(engine, job)
+
+    def _kernel(self, gpu: str | None, kernel_ms: int) -> None:
+        name = gpu or UNKNOWN_GPU
+        self._kernel_ms[name] = self._kernel_ms.get(name, 0) + kernel_ms
+
+    # --- output ------------------------------------------------------------------------------------------------
+
+    def state(self) -> TimelineState:
+        """Everything known at the settled frontier."""
+        engine = self.engine
+        running = engine is not None and not engine.stopped
+        start_unix_s = engine.start_unix_s(self._unix_minus_monotonic_s) if engine else None
+        stats = self._parser.stats()
+        unparsed = {**dict.fromkeys(UNPARSED_REASONS, 0), **(stats.unparsed or {}), _OFFSET: self._misplaced}
+        phases = dict(self._phases)
+        if engine is not None and running:
+            self._add_phases(phases, engine)
+        in_flight = dict.fromkeys(Stage, 0)
+        ages: dict[Stage, float] = {}
+        jobs_open = dict.fromkeys(self._counters.synth, 0)
+        job_ages: dict[str, float] = {}
+        if engine is not None and running:
+            now_ms = max(engine.frontier_ms, self._now_ms or 0)
+            for stage, count, oldest_ms in engine.units.in_flight():
+                in_flight[stage] = count
+                if oldest_ms is not None:
+                    ages[stage] = max(now_ms - oldest_ms, 0) / 1000
+            for kind, (count, oldest_ms) in engine.units.open_jobs().items():
+                jobs_open[kind] = count
+                if oldest_ms is not None:
+                    job_ages[kind] = max(now_ms - oldest_ms, 0) / 1000
+        counters = self._counters
+
+        def at_unix_s(offset_ms: int | None) -> float | None:
+            return None if start_unix_s is None or offset_ms is None else start_unix_s + offset_ms / 1000
+
+        return TimelineState(
+            engine_running=running,
+            engine_restarts=max(self._engines - 1, 0),
+            engine_settings=dict(engine.settings) if engine else {},
+            engine_start_unix_seconds=start_unix_s,
+            anchor_uncertainty_seconds=engine.start_uncertainty_s() if engine and start_unix_s is not None else None,
+            last_event_unix_seconds=at_unix_s(engine.last_event_ms) if engine else None,
+            settled_unix_seconds=at_unix_s(engine.frontier_ms) if engine else None,
+            stalled_seconds=engine.stalled_ms(max(engine.frontier_ms, self._now_ms or 0)) / 1000 if engine else 0.0,
+            evidence={
+                "jobs": engine is not None and engine.ledger.jobs_announced,
+                "spans": engine is not None and engine.ledger.spans_logged,
+                "gpu_map": engine is not None and engine.gpus_known,
+                "wall_clock": start_unix_s is not None,
+            },
+            events=dict(self._events),
+            late_events=self._late + (engine.ledger.late if engine is not None and running else 0),
+            torn_recovered=stats.torn_recovered,
+            torn_lost=stats.torn_lost,
+            unparsed=unparsed,
+            synth_seconds=self._shown(counters.synth),
+            ready_wait_seconds=counters.ready_wait.freeze(),
+            handoff_seconds=counters.handoff.freeze(),
+            span_seconds=self._shown(counters.span),
+            kernel_phase_seconds={phase: phases[phase] for phase in PHASES if phase in phases},
+            unit_outcomes=dict(counters.unit_outcomes),
+            proof_outcomes=dict(counters.proof_outcomes),
+            proof_latency_seconds=self._latency(),
+            trouble=dict(counters.trouble),
+            synth_rolling=self._synth_window.freeze(self._window_now_s),
+            in_flight=in_flight,
+            oldest_age_seconds=ages,
+            jobs_open=jobs_open,
+            job_oldest_age_seconds=job_ages,
+            gpus=self._gpus(engine if running else None),
+        )
+
+    def _shown(self, by_kind: Mapping[str, HistogramTally]) -> dict[str, Histogram]:
+        """Histograms by kind; `other` from its first job on, long before anything of it is observed."""
+        return {kind: tally.freeze() for kind, tally in by_kind.items() if kind != "other" or self._counters.other_seen}
+
+    def _latency(self) -> dict[tuple[str, LatencyBasis], Histogram]:
+        """Proof latency on the basis that this log has, from before the first proof on."""
+        engine = self.engine
+        if engine is None or engine.ledger.jobs_announced or engine.units.assembly_logged:
+            self._bases.add(LatencyBasis.SUBMISSION)
+        else:
+            self._bases.add(LatencyBasis.FIRST_EVENT)
+        by_basis = self._counters.proof_latency
+        return {
+            (kind, basis): histogram
+            for basis, tallies in by_basis.items()
+            if basis in self._bases or any(tally.count for tally in tallies.values())
+            for kind, histogram in self._shown(tallies).items()
+        }
+
+    def _gpus(self, engine: Engine | None) -> dict[str, GpuState]:
+        names = dict.fromkeys(self._past)
+        if engine is not None:
+            names.update(dict.fromkeys(engine.ledger.accounts))
+        return {name: self._gpu(name, engine) for name in sorted(names)}
+
+    def _gpu(self, name: str, engine: Engine | None) -> GpuState:
+        totals = GpuTotals()
+        if name in self._past:
+            totals.add(self._past[name])
+        open_gap: dict[Cause, int] | None = None
+        if engine is not None and name in engine.ledger.accounts:
+            account = engine.ledger.accounts[name]
+            totals.add(account.totals)
+            open_gap = engine.ledger.open_gap(account)
+        window = self._gap_windows.get(name)
+        return GpuState(
+            spans=totals.spans,
+            busy_seconds=totals.busy_ms / 1000,
+            idle_seconds={cause: ms / 1000 for cause, ms in totals.idle_ms.items()},
+            wasted_seconds={reason: ms / 1000 for reason, ms in totals.wasted_ms.items()},
+            kernel_seconds=self._kernel_ms[name] / 1000 if name in self._kernel_ms else None,
+            gap_seconds={
+                cause: tally.freeze()
+                for cause, tally in totals.gaps.items()
+                # Unknown idleness lasts for minutes before it can end a gap: born in time, and rarely at all.
+                if cause is not Cause.UNKNOWN or totals.idle_ms[cause]
+            },
+            boundary_seconds={boundary: ms / 1000 for boundary, ms in totals.boundary_ms.items()},
+            open_gap_seconds=None if open_gap is None else {cause: ms / 1000 for cause, ms in open_gap.items()},
+            gap_rolling=window.freeze(self._window_now_s) if window else Rolling(self._window_now_s),
+        )

@@ -344,6 +344,20 @@ def test_truncation_under_a_writer_that_keeps_its_offset(log: Followed) -> None:
     assert (stats.nul_bytes, stats.truncations, stats.lost_bytes) == (8, 1, 0)
 
 
+def test_a_long_hole(log: Followed) -> None:
+    hole = 256 << 20
+    log.append(b"one\ntw")
+    os.truncate(log.path, 6 + hole)
+    log.append(b"o\n")
+    follower = log.follow()
+    lines: list[bytes] = []
+    while not follower.stats().caught_up:
+        lines += follower.read().lines
+    assert lines == [b"one", b"two"]
+    stats = follower.stats()
+    assert (stats.nul_bytes, stats.lost_bytes, stats.lag_bytes) == (hole, 0, 0)
+
+
 def test_a_line_begun_at_the_end_does_not_outlive_a_truncation(log: Followed) -> None:
     log.append(b"half of a li")
     follower = log.follow("end")

@@ -98,7 +98,7 @@ class FileFollower:
         self._state = FollowState.MISSING
         self._detail = ""
         self._lines = self._read_bytes = self._rotations = self._truncations = self._lost_bytes = 0
-        # Of files that are closed; those of open ones are in their splitters.
+        # Of files that are closed, and of holes passed over; those of open files are in their splitters.
         self._overlong_lines = self._nul_bytes = 0
         self._look_at_path(monotonic())
 
@@ -248,11 +248,23 @@ class FileFollower:
                 file.quiet_since_s = now_s
                 self._read_bytes += len(chunk)
                 lines += file.splitter.feed(chunk)
+                if not chunk.strip(b"\0"):
+                    self._pass_over_hole(file)
         except OSError as error:
             file.failed = True
             if not file.left_behind:
                 self._set_state(FollowState.UNREADABLE, _describe(self._path, error))
         return budget, False
+
+    def _pass_over_hole(self, file: _OpenFile) -> None:
+        """A hole can be gigabytes long. Where the file system knows its end, the NULs need not be read to be counted."""
+        try:
+            data_at = os.lseek(file.descriptor, file.position, os.SEEK_DATA)
+        except OSError:
+            # No data follows (yet), or the file system can't tell.
+            return
+        self._nul_bytes += data_at - file.position
+        file.position = data_at
 
     def _look_at_file(self, file: _OpenFile, now_s: float) -> None:
         """Notice that a file was truncated or deleted."""

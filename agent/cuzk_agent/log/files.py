@@ -257,7 +257,7 @@ class FileFollower:
         return budget, False
 
     def _pass_over_hole(self, file: _OpenFile) -> None:
-        """A hole can be gigabytes long. Where the file system knows its end, the NULs need not be read to be counted."""
+        """A hole can be gigabytes long; where the file system knows its end, it is counted without being read."""
         try:
             data_at = os.lseek(file.descriptor, file.position, os.SEEK_DATA)
         except OSError:

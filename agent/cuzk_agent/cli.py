@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("check-config", _check_config, "print the effective configuration, or what is wrong", parents=[configured])
 
     demo = add("demo", _demo, "serve metrics of a simulated daemon and GPU")
-    demo.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast as real life (1)")
+    demo.add_argument("--speed", type=_speed, default=10.0, metavar="X", help="times as fast as real life (10)")
     demo.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
     demo.add_argument(
         "--listen",

@@ -379,9 +379,9 @@ class Pipeline:
     def _latency(self) -> dict[tuple[str, LatencyBasis], Histogram]:
         """Proof latency on the basis that this log has, from before the first proof on."""
         engine = self.engine
-        if engine is None or engine.ledger.jobs_announced or engine.units.assembly_logged:
+        if engine is not None and (engine.ledger.jobs_announced or engine.units.assembly_logged):
             self._bases.add(LatencyBasis.SUBMISSION)
-        else:
+        elif engine is not None and engine.first_event_ms is not None:
             self._bases.add(LatencyBasis.FIRST_EVENT)
         by_basis = self._counters.proof_latency
         return {

@@ -1,0 +1,286 @@
+"""Wires the rooms together and runs them: the thread that follows the logs, the HTTP server, and their end."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+
+from cuzk_agent.clock import Clock, system_clock
+from cuzk_agent.config import Config, Listen, SourceConfig
+from cuzk_agent.demo import daemon
+from cuzk_agent.log.files import FileFollower
+from cuzk_agent.log.source import FollowState
+from cuzk_agent.log.waker import Waker
+from cuzk_agent.metrics import AgentState, Exposition, SourceView
+from cuzk_agent.server import Server, UnavailableError, Views
+from cuzk_agent.timeline.engine import Limits
+from cuzk_agent.timeline.pipeline import Arrival, Pipeline
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_S = 0.1
+"""How often the state is published at most: what a scrape shows is at most this much older than what is settled."""
+IDLE_WAIT_S = 0.25
+"""How long the logs are left alone when nothing happens: time goes on in them all the same."""
+STUCK_S = 30.0
+"""The thread that follows the logs is taken for stuck when it has published nothing for so long."""
+
+
+class _Source:
+    """One followed log with its pipeline."""
+
+    def __init__(self, config: SourceConfig, start: Config, clock: Clock) -> None:
+        self.name = config.name
+        self._clock = clock
+        self._follower = FileFollower(config.path, start.start, clock.monotonic_s)
+        self._pipeline = Pipeline(
+            Limits(
+                silence_ms=int(start.silence_limit_s * 1000),
+                age_ms=None if start.age_limit_s is None else int(start.age_limit_s * 1000),
+            )
+        )
+        self._was_at_end = False
+        self._state: FollowState | None = None
+
+    def turn(self) -> bool:
+        """Reads a bounded piece of the log. True if there is more to read at once."""
+        batch = self._follower.read()
+        monotonic_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        if batch.lines:
+            self._pipeline.feed(batch.lines, Arrival(monotonic_s, unix_s, live=self._was_at_end))
+        if batch.at_end:
+            self._pipeline.settle(batch.read_monotonic_s, unix_s - (monotonic_s - batch.read_monotonic_s))
+        self._was_at_end = batch.at_end
+        return not batch.at_end and self._state is FollowState.FOLLOWING
+
+    def view(self) -> SourceView:
+        """The present state, for publication."""
+        read = self._follower.stats()
+        if read.state is not self._state:
+            self._state = read.state
+            level = logging.INFO if read.state is FollowState.FOLLOWING else logging.WARNING
+            logger.log(level, "source %s: %s %s", self.name, read.state, read.detail)
+        return SourceView(self._pipeline.state(), read)
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+class Agent:
+    """A running agent. `start`, then `stop`; `failed` is set when a thread has ended on an error."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._exposition = Exposition()
+        self._sources = [_Source(source, config, clock) for source in config.sources]
+        self._waker = Waker([source.path for source in config.sources], clock.monotonic_s)
+        self._ended = threading.Event()
+        self.failed = threading.Event()
+        self.finished = threading.Event()
+        """Set when the agent should end: asked to, or failed."""
+        self._published: _Published | None = None
+        self._thread = threading.Thread(target=self._follow, name="logs", daemon=True)
+        self._server = Server(
+            config.listen.host,
+            config.listen.port,
+            Views(self._metrics, self._unhealthy, self._unready, self._facts),
+            on_failure=lambda _: self._fail(),
+        )
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the HTTP server, once started."""
+        return self._server.address
+
+    def start(self) -> None:
+        """Listens and begins to follow. Raises `server.ListenError`."""
+        self._server.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends both threads; safe to call once `start` has returned."""
+        self._ended.set()
+        self._waker.wake()
+        self._server.stop()
+        self._thread.join(5.0)
+        if self._thread.is_alive():
+            logger.error("the thread that follows the logs did not end")
+
+    def _fail(self) -> None:
+        self.failed.set()
+        self.finished.set()
+
+    # --- the thread that follows the logs -----------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        try:
+            while not self._ended.is_set():
+                more = [source.turn() for source in self._sources]
+                self._publish()
+                if not any(more):
+                    self._waker.wait(IDLE_WAIT_S)
+        except Exception:
+            logger.exception("following the logs ended unexpectedly")
+            self._fail()
+        finally:
+            self._waker.close()
+            for source in self._sources:
+                source.close()
+
+    def _publish(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._published is None or now_s - self._published.monotonic_s >= PUBLISH_S:
+            state = AgentState(
+                sources={source.name: source.view() for source in self._sources},
+                version=metadata.version("cuzk-agent"),
+                python_version=platform.python_version(),
+                rolling_window_s=self._config.rolling_window_s,
+            )
+            self._published = _Published(state, now_s)
+
+    # --- what the server shows ----------------------------------------------------------------------------------
+
+    def _metrics(self, accept: str | None) -> tuple[bytes, str]:
+        published = self._published
+        if published is None:
+            raise UnavailableError("starting")
+        behind = [name for name, view in published.state.sources.items() if _is_replaying(view)]
+        if behind:
+            # Counters that are still catching up with the past would look like a burst of work.
+            raise UnavailableError("reading the backlog of " + ", ".join(behind))
+        return self._exposition.render(accept, published.state)
+
+    def _unhealthy(self) -> Sequence[str]:
+        published = self._published
+        if self.failed.is_set():
+            return ["a thread has failed"]
+        if published is not None and self._clock.monotonic_s() - published.monotonic_s > STUCK_S:
+            return [f"the thread that follows the logs has done nothing for {STUCK_S:.0f} s"]
+        return []
+
+    def _unready(self) -> Sequence[str]:
+        published = self._published
+        if published is None:
+            return ["starting"]
+        return list(_reasons_unready(published.state))
+
+    def _facts(self) -> Sequence[tuple[str, str]]:
+        published = self._published
+        if published is None:
+            return [("state", "starting")]
+        facts = [("version", published.state.version)]
+        for name, view in published.state.sources.items():
+            in_flight = sum(view.timeline.in_flight.values())
+            engine = f"engine running, {in_flight} units in flight" if view.timeline.engine_running else "no engine"
+            facts.append((f"source {name}", f"{view.read.state}{_detail(view)}; {engine}"))
+            facts.extend(
+                (f"{name}, GPU {gpu}", f"{state.spans} spans, {state.busy_seconds:.1f} s busy")
+                for gpu, state in view.timeline.gpus.items()
+            )
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    state: AgentState
+    monotonic_s: float
+
+
+def _is_replaying(view: SourceView) -> bool:
+    return view.read.state is FollowState.FOLLOWING and not view.read.caught_up
+
+
+def _reasons_unready(state: AgentState) -> Iterator[str]:
+    for name, view in state.sources.items():
+        if view.read.state is not FollowState.FOLLOWING:
+            yield f"source {name}: {view.read.state}{_detail(view)}"
+        elif not view.read.caught_up:
+            yield f"source {name}: reading its backlog, {view.read.lag_bytes} bytes to go"
+
+
+def _detail(view: SourceView) -> str:
+    return f" ({view.read.detail})" if view.read.detail else ""
+
+
+@contextmanager
+def _signals(finished: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `finished`; a second one does what it does without us."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        logger.info("%s: stopping", signal.Signals(number).name)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        finished.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(config: Config, *, clock: Clock | None = None, on_start: Callable[[Agent], None] | None = None) -> int:
+    """Follows and serves until a signal comes. Returns 0, or 1 if a thread failed. Raises `server.ListenError`."""
+    agent = Agent(config, clock or system_clock())
+    with _signals(agent.finished):
+        agent.start()
+        try:
+            if on_start is not None:
+                on_start(agent)
+            agent.finished.wait()
+        finally:
+            agent.stop()
+    return 1 if agent.failed.is_set() else 0
+
+
+_DEMO = """
+A simulated prover is writing its log at {speed:g} times the speed of a real one, and the agent follows it:
+
+  http://{address}/metrics    what Prometheus scrapes
+  http://{address}/           this agent at a glance
+
+Worth a look, and a second look half a minute later:
+
+  cuzk_gpu_idle_seconds_total        why each GPU idled, second by second: starved, blocked, handoff, fill, no_work
+  cuzk_gpu_logged_busy_seconds_total its rate is the GPU's utilization, as the log has it
+  cuzk_gpu_open_gap_seconds          the gap that is open right now
+  cuzk_synth_seconds                 how long the CPU takes to prepare a partition
+
+The log: {log}
+Ctrl-C ends both and leaves nothing behind.
+"""
+
+
+def demo(*, listen: Listen, speed: float, seed: int, clock: Clock | None = None) -> int:
+    """Runs a simulated prover and an agent that follows it until a signal comes. Returns as `run`."""
+    clock = clock or system_clock()
+    ended = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="cuzk-agent-demo-") as directory:
+        log = Path(directory) / "cuzk.log"
+        config = Config(sources=(SourceConfig("demo", log),), listen=listen, start="start")
+
+        def prove() -> None:
+            daemon.run(log, seed=seed, speed=speed, stop=ended.is_set, clock=clock, sleep=ended.wait)
+
+        prover = threading.Thread(target=prove, name="prover", daemon=True)
+
+        def on_start(agent: Agent) -> None:
+            prover.start()
+            print(_DEMO.format(speed=speed, address=agent.address, log=log), flush=True)
+
+        try:
+            return run(config, clock=clock, on_start=on_start)
+        finally:
+            ended.set()
+            if prover.is_alive():
+                prover.join(5.0)

@@ -64,12 +64,12 @@ class _Source:
 
     def view(self) -> SourceView:
         """The present state, for publication."""
-        read = self._follower.stats()
-        if read.state is not self._state:
-            self._state = read.state
-            level = logging.INFO if read.state is FollowState.FOLLOWING else logging.WARNING
-            logger.log(level, "source %s: %s %s", self.name, read.state, read.detail)
-        return SourceView(self._pipeline.state(), read)
+        view = SourceView(self._pipeline.state(), self._follower.stats())
+        if view.read.state is not self._state:
+            self._state = view.read.state
+            level = logging.INFO if self._state is FollowState.FOLLOWING else logging.WARNING
+            logger.log(level, "source %s: %s%s", self.name, self._state, _detail(view))
+        return view
 
     def close(self) -> None:
         self._follower.close()
@@ -94,7 +94,7 @@ class Agent:
             config.listen.host,
             config.listen.port,
             Views(self._metrics, self._unhealthy, self._unready, self._facts),
-            on_failure=lambda _: self._fail(),
+            on_failure=lambda _: self.fail(),
         )
 
     @property
@@ -116,7 +116,8 @@ class Agent:
         if self._thread.is_alive():
             logger.error("the thread that follows the logs did not end")
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
+        """Ends the agent as failed: a part of it, or what it was started for, is broken."""
         self.failed.set()
         self.finished.set()
 
@@ -131,7 +132,7 @@ class Agent:
                     self._waker.wait(IDLE_WAIT_S)
         except Exception:
             logger.exception("following the logs ended unexpectedly")
-            self._fail()
+            self.fail()
         finally:
             self._waker.close()
             for source in self._sources:
@@ -267,14 +268,20 @@ def demo(*, listen: Listen, speed: float, seed: int, clock: Clock | None = None)
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="cuzk-agent-demo-") as directory:
         log = Path(directory) / "cuzk.log"
+        log.touch()  # before the agent looks for it
         config = Config(sources=(SourceConfig("demo", log),), listen=listen, start="start")
-
-        def prove() -> None:
-            daemon.run(log, seed=seed, speed=speed, stop=ended.is_set, clock=clock, sleep=ended.wait)
-
-        prover = threading.Thread(target=prove, name="prover", daemon=True)
+        provers: list[threading.Thread] = []
 
         def on_start(agent: Agent) -> None:
+            def prove() -> None:
+                try:
+                    daemon.run(log, seed=seed, speed=speed, stop=ended.is_set, clock=clock, sleep=ended.wait)
+                except Exception:
+                    logger.exception("the simulated prover ended unexpectedly")
+                    agent.fail()
+
+            prover = threading.Thread(target=prove, name="prover", daemon=True)
+            provers.append(prover)
             prover.start()
             print(_DEMO.format(speed=speed, address=agent.address, log=log), flush=True)
 
@@ -282,5 +289,5 @@ def demo(*, listen: Listen, speed: float, seed: int, clock: Clock | None = None)
             return run(config, clock=clock, on_start=on_start)
         finally:
             ended.set()
-            if prover.is_alive():
+            for prover in provers:
                 prover.join(5.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cuzk_agent.timeline.anchor import Anchor
 from cuzk_agent.timeline.kernel import KernelTimes
-from cuzk_agent.timeline.ledger import Gap, Ledger
+from cuzk_agent.timeline.ledger import Gap, Ledger, Track
 from cuzk_agent.timeline.lines import TimelineEvent
 from cuzk_agent.timeline.state import Exemplar
 from cuzk_agent.timeline.tally import Counters
@@ -40,21 +40,31 @@ class Listeners:
     synth: Callable[[int, float], None]
     job: Callable[[Engine, Job], None]
     kernel: Callable[[str | None, int], None]
+    spans: Callable[[Engine, str, int, int, Iterable[Track]], None]
+    span_end: Callable[[Engine, Track, int], None]
 
 
 class Engine:
     """One engine of one source. Offsets are whole milliseconds since its start, on its monotonic clock."""
 
-    def __init__(self, start_ms: int, counters: Counters, limits: Limits, listeners: Listeners) -> None:
-        """Followed from `start_ms` on."""
+    def __init__(
+        self, start_ms: int, counters: Counters, limits: Limits, listeners: Listeners, numbers: Iterator[int]
+    ) -> None:
+        """Followed from `start_ms` on. `numbers` goes on through all engines of a source."""
         self._counters = counters
         self._limits = limits
         self.anchor = Anchor()
-        self.ledger = Ledger(start_ms, lambda gap: listeners.gap(self, gap))
+        self.ledger = Ledger(
+            start_ms,
+            lambda gap: listeners.gap(self, gap),
+            on_spans=lambda *stretch: listeners.spans(self, *stretch),
+            on_span_end=lambda *end: listeners.span_end(self, *end),
+        )
         self.units = Units(
             self.ledger,
             counters,
             age_limit_ms=limits.age_ms,
+            numbers=numbers,
             exemplar=self.exemplar,
             on_synth=listeners.synth,
             on_job=lambda job: listeners.job(self, job),

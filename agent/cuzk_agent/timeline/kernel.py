@@ -31,7 +31,10 @@ _PENDING = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class MutexHeld:
+    """One unit's hold of its GPU."""
+
+    mutex_held_ms: int
     kernel_ms: int
     start_fn_ms: int
 
@@ -44,7 +47,7 @@ class KernelTimes:
         self._on_kernel = on_kernel
         self._barriers: deque[int] = deque(maxlen=_PENDING)
         self._totals: deque[tuple[int, int]] = deque(maxlen=_PENDING)
-        self._held: deque[_Held] = deque(maxlen=_PENDING)
+        self._held: deque[MutexHeld] = deque(maxlen=_PENDING)
         self._returns_logged = False
         self.phases: dict[str, tuple[int, float]] = {}
 
@@ -72,17 +75,19 @@ class KernelTimes:
         total = max(fitting, key=lambda total: total[0])
         self._totals.remove(total)
         if self._returns_logged:
-            self._held.append(_Held(total[1], start_fn_ms))
+            self._held.append(MutexHeld(mutex_held_ms, total[1], start_fn_ms))
         else:
             self._on_kernel(None, total[1])
 
-    def prove_start_returned(self, gpu: str | None, wall_ms: int) -> None:
-        """The daemon names the unit whose C++ lines just ended."""
+    def prove_start_returned(self, gpu: str | None, wall_ms: int) -> MutexHeld | None:
+        """The daemon names the unit whose C++ lines just ended. Returns what they told of it, if anything."""
         if not self._returns_logged:
             # Kernel time before the first such line has been reported without a GPU, its own too.
             self._returns_logged = True
-            return
-        if self._held:
-            nearest = min(self._held, key=lambda held: abs(held.start_fn_ms - wall_ms))
-            self._held.remove(nearest)
-            self._on_kernel(gpu, nearest.kernel_ms)
+            return None
+        if not self._held:
+            return None
+        nearest = min(self._held, key=lambda held: abs(held.start_fn_ms - wall_ms))
+        self._held.remove(nearest)
+        self._on_kernel(gpu, nearest.kernel_ms)
+        return nearest

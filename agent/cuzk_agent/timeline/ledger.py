@@ -46,6 +46,7 @@ class JobAccount:
     """What the ledger keeps of a job: its settled share of each GPU's busy time."""
 
     job_id: str
+    number: int
     busy_ms: dict[str, float] = field(default_factory=dict)
     wasted: str | None = None
     """Why its spans were for nothing, once that is known."""
@@ -56,8 +57,12 @@ class Track:
     """One unit as the ledger sees it at its frontier."""
 
     job: JobAccount
+    number: int
     rank: Rank = Rank.NEW
     gpu: str | None = None
+    started_ms: int = 0
+    kernel_ms: tuple[int, int] | None = None
+    """When its kernels ran, where the log told by the time its span ended."""
     share_mark_ms: float = 0.0
 
 
@@ -165,18 +170,31 @@ _Edge = _Enter | _Waste | _KnowGpu | _Silence
 
 
 class Ledger:
-    """The account of one engine from `start_ms` of its clock on. `on_gap` is told of every gap as it closes."""
+    """The account of one engine from `start_ms` of its clock on.
 
-    def __init__(self, start_ms: int, on_gap: Callable[[Gap], None], *, jobs_announced: bool = False) -> None:
+    `on_gap` is told of every gap as it closes, `on_spans(gpu, from_ms, to_ms, open)` of every settled stretch with open
+    spans, `on_span_end(track, at_ms)` of every span as it closes.
+    """
+
+    def __init__(
+        self,
+        start_ms: int,
+        on_gap: Callable[[Gap], None],
+        *,
+        on_spans: Callable[[str, int, int, Iterable[Track]], None] = lambda *_: None,
+        on_span_end: Callable[[Track, int], None] = lambda *_: None,
+    ) -> None:
         self.start_ms = start_ms
         self.frontier_ms = start_ms
         self.late = 0
         self.accounts: dict[str, GpuAccount] = {}
-        self.jobs_announced = jobs_announced
+        self.jobs_announced = False
         """The log tells of waiting units (`job enqueued`): without, starved and fill can't be told apart by them."""
         self.spans_logged = True
         """False for a daemon that writes no GPU_START and GPU_END: what its GPUs do is unknown."""
         self._on_gap = on_gap
+        self._on_spans = on_spans
+        self._on_span_end = on_span_end
         self._edges: list[tuple[int, int, _Edge]] = []
         self._sequence = 0
         self._in_stage = dict.fromkeys(Rank, 0)
@@ -252,6 +270,7 @@ class Ledger:
             if account.open and not blind:
                 account.totals.busy_ms += elapsed_ms
                 account.share_clock_ms += elapsed_ms / len(account.open)
+                self._on_spans(account.gpu, self.frontier_ms, to_ms, account.open)
             else:
                 idle.append(account)
         for account, cause in self._causes(idle, blind):
@@ -322,6 +341,7 @@ class Ledger:
             account.open.add(track)
             account.totals.spans += 1
             account.reached, account.aged_out = True, False
+            track.started_ms = at_ms
             track.share_mark_ms = account.share_clock_ms
 
     def _leave(self, track: Track, at_ms: int, *, aged_out: bool) -> None:
@@ -334,6 +354,7 @@ class Ledger:
         elif track.rank is Rank.GPU and track.gpu is not None:
             account = self.accounts[track.gpu]
             account.open.discard(track)
+            self._on_span_end(track, at_ms)
             job = track.job
             share_ms = account.share_clock_ms - track.share_mark_ms
             job.busy_ms[account.gpu] = job.busy_ms.get(account.gpu, 0.0) + share_ms

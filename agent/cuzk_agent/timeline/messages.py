@@ -78,8 +78,11 @@ def _dispatched(engine: Engine, line: TracingLine, at_ms: int) -> None:
 
 def _prove_start_returned(engine: Engine, line: TracingLine, at_ms: int) -> None:
     wall_ms = _number(line.fields, "spawn_blocking_wall_ms")
-    if wall_ms is not None:
-        engine.kernel.prove_start_returned(line.span.get("gpu"), wall_ms)
+    if wall_ms is None:
+        return
+    held = engine.kernel.prove_start_returned(line.span.get("gpu"), wall_ms)
+    if held is not None and (job_id := line.span.get("job_id")):
+        engine.units.kernels_ran(job_id, _number(line.span, "partition"), at_ms - held.mutex_held_ms, at_ms)
 
 
 def _prove_complete(engine: Engine, line: TracingLine, at_ms: int) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cuzk_agent.timeline import messages
 from cuzk_agent.timeline.engine import Engine, Limits, Listeners
+from cuzk_agent.timeline.facts import Fact, JobDecided, Settled, SpanEnded, SpanTime
 from cuzk_agent.timeline.kernel import PHASES
-from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, GpuTotals
+from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, GpuTotals, Track
 from cuzk_agent.timeline.lines import EVENT_NAMES, KernelTiming, LogLine, TimelineEvent, TracingLine
 from cuzk_agent.timeline.parser import UNPARSED_REASONS, LineParser
-from cuzk_agent.timeline.state import Cause, GpuState, Histogram, LatencyBasis, Stage, TimelineState
+from cuzk_agent.timeline.state import (
+    Cause,
+    GpuState,
+    Histogram,
+    LatencyBasis,
+    ProofOutcome,
+    Stage,
+    TimelineState,
+)
 from cuzk_agent.timeline.tally import Counters, HistogramTally
 from cuzk_agent.timeline.units import Job
 from cuzk_agent.windows import Rolling, RollingWindow
@@ -46,12 +56,16 @@ class Pipeline:
         on_gap: Callable[[Engine, Gap], None] | None = None,
         on_job: Callable[[Engine, Job], None] | None = None,
         on_stop: Callable[[Engine], None] | None = None,
+        on_fact: Callable[[Fact], None] | None = None,
     ) -> None:
-        """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended."""
+        """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended, `on_fact` of all settled facts that have a
+        wall-clock time."""
         self._limits = limits or Limits()
         self._on_gap, self._on_job, self._on_stop = on_gap, on_job, on_stop
+        self._tell = on_fact
+        self._numbers = itertools.count()
         self._parser = LineParser()
-        self._listeners = Listeners(self._gap, self._synth, self._job, self._kernel)
+        self._listeners = Listeners(self._gap, self._synth, self._job, self._kernel, self._spans, self._span_end)
         self.engine: Engine | None = None
         """The engine whose lines are being read, or the last one."""
         self._engines = 0
@@ -103,11 +117,13 @@ class Pipeline:
         self._now_ms = engine.now_ms(monotonic_s, unix_s) if engine else None
         if engine is None or engine.stopped:
             self._window_now_s += max(elapsed_s, 0.0)
+            self._tell_settled(None, unix_s)
             return
         if self._held and self._now_ms is not None and self._held_ms <= self._now_ms + 1000 and not self._is_back():
             # The clock has come to where the held line says it is.
             self._release(engine)
         engine.settle(self._now_ms)
+        self._tell_settled(engine, None)
         self._window_now_s = max(self._window_now_s, self._window_base_s + engine.frontier_ms / 1000)
 
     def finish(self) -> None:
@@ -123,6 +139,7 @@ class Pipeline:
         if self.engine is not None:
             self.engine.after_line()
             self.engine.settle_all()
+            self._tell_settled(self.engine, None)
             self._window_now_s = max(self._window_now_s, self._window_base_s + self.engine.frontier_ms / 1000)
 
     # --- lines -------------------------------------------------------------------------------------------------
@@ -253,7 +270,7 @@ class Pipeline:
     def _begin(self, start_ms: int) -> Engine:
         before = self.engine
         self._stop()
-        engine = Engine(start_ms, self._counters, self._limits, self._listeners)
+        engine = Engine(start_ms, self._counters, self._limits, self._listeners, self._numbers)
         engine.settings.update(self._startup)
         if before is not None:
             engine.ledger.jobs_announced = before.ledger.jobs_announced
@@ -297,6 +314,9 @@ class Pipeline:
         self._synth_window.observe(self._window_base_s + at_ms / 1000, seconds)
 
     def _job(self, engine: Engine, job: Job) -> None:
+        if self._tell is not None:
+            proved = job.outcome is ProofOutcome.PROVED and not job.repeated
+            self._tell(JobDecided(job.account.number, job.job_id, job.kind, proved))
         if self._on_job is not None:
             self._on_job(engine, job)
 
@@ -304,13 +324,42 @@ class Pipeline:
         name = gpu or UNKNOWN_GPU
         self._kernel_ms[name] = self._kernel_ms.get(name, 0) + kernel_ms
 
+    def _spans(self, engine: Engine, gpu: str, from_ms: int, to_ms: int, tracks: Iterable[Track]) -> None:
+        start_s = self._start_unix_s(engine)
+        if self._tell is not None and start_s is not None:
+            units = tuple(track.number for track in tracks)
+            self._tell(SpanTime(gpu, start_s + from_ms / 1000, start_s + to_ms / 1000, units))
+
+    def _span_end(self, engine: Engine, track: Track, at_ms: int) -> None:
+        start_s = self._start_unix_s(engine)
+        if self._tell is not None and start_s is not None:
+            kernel = track.kernel_ms
+            kernel_unix_s = None if kernel is None else (start_s + kernel[0] / 1000, start_s + kernel[1] / 1000)
+            seconds = (at_ms - track.started_ms) / 1000
+            self._tell(SpanEnded(track.number, track.job.number, seconds, kernel_unix_s))
+
+    def _tell_settled(self, engine: Engine | None, until_unix_s: float | None) -> None:
+        """Without an engine there are no spans, up to `until_unix_s`."""
+        if self._tell is None:
+            return
+        uncertainty_s = 0.0
+        if engine is not None and not engine.stopped:
+            start_s = self._start_unix_s(engine)
+            until_unix_s = None if start_s is None else start_s + engine.frontier_ms / 1000
+            uncertainty_s = engine.start_uncertainty_s() or 0.0
+        if until_unix_s is not None:
+            self._tell(Settled(until_unix_s, uncertainty_s))
+
+    def _start_unix_s(self, engine: Engine) -> float | None:
+        return engine.start_unix_s(self._unix_minus_monotonic_s)
+
     # --- output ------------------------------------------------------------------------------------------------
 
     def state(self) -> TimelineState:
         """Everything known at the settled frontier."""
         engine = self.engine
         running = engine is not None and not engine.stopped
-        start_unix_s = engine.start_unix_s(self._unix_minus_monotonic_s) if engine else None
+        start_unix_s = self._start_unix_s(engine) if engine else None
         stats = self._parser.stats()
         unparsed = {**dict.fromkeys(UNPARSED_REASONS, 0), **(stats.unparsed or {}), _OFFSET: self._misplaced}
         phases = dict(self._phases)

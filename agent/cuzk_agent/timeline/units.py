@@ -104,6 +104,8 @@ class Job:
     """When the job is decided if nothing more is heard of it."""
     outcome: ProofOutcome | None = None
     """None while the job is open."""
+    repeated: bool = False
+    """Proved, and so was an earlier incarnation: once was for nothing."""
 
     @property
     def busy_with(self) -> int:
@@ -131,16 +133,18 @@ class Units:
         counters: Counters,
         *,
         age_limit_ms: int | None = None,
+        numbers: Iterator[int],
         exemplar: Callable[[str, float, int], Exemplar],
         on_synth: Callable[[int, float], None],
         on_job: Callable[[Job], None],
     ) -> None:
-        """`exemplar(job_id, seconds, at_ms)` dates an observation, `on_synth(at_ms, seconds)` hears of every
+        """`numbers` tells jobs and units apart in facts, `exemplar(job_id, seconds, at_ms)` dates an observation, `on_synth(at_ms, seconds)` hears of every
         synthesis, `on_job` of every job whose outcome is decided. `age_limit_ms` None: three times the longest recent
         stay of the same stage and kind, at least ten minutes."""
         self._ledger = ledger
         self._counters = counters
         self._age_limit_ms = age_limit_ms
+        self._numbers = numbers
         self._exemplar = exemplar
         self._on_synth = on_synth
         self._on_job = on_job
@@ -360,6 +364,12 @@ class Units:
             else:
                 self._close(job, ProofOutcome.FAILED, at_ms)
 
+    def kernels_ran(self, job_id: str, partition: int | None, start_ms: int, end_ms: int) -> None:
+        """The log tells when this unit's kernels had its GPU to themselves."""
+        job = self._latest(job_id)
+        if job is not None and partition in job.units:
+            job.units[partition].track.kernel_ms = (start_ms, end_ms)
+
     def gpu_of(self, job_id: str, partition: int) -> str | None:
         """The GPU that proved this partition, if that is known."""
         job = self._latest(job_id)
@@ -492,7 +502,7 @@ class Units:
         if unit.outcome is UnitOutcome.DROPPED and event_name not in ("GPU_START", "GPU_END"):
             return None
         if event_name != "GPU_END":
-            unit.track = Track(unit.job.account)
+            unit.track = self._track(unit.job)
             unit.rank = Rank.NEW
         return unit
 
@@ -506,7 +516,7 @@ class Units:
         jobs = self._jobs.setdefault(job_id, [])
         incarnation = jobs[-1].incarnation + 1 if jobs else 0
         kind = next((kind for prefix, kind in _KIND_BY_PREFIX.items() if job_id.startswith(prefix)), "other")
-        job = Job(job_id, incarnation, kind, at_ms, JobAccount(job_id))
+        job = Job(job_id, incarnation, kind, at_ms, JobAccount(job_id, next(self._numbers)))
         if kind != "other":
             job.expected = UNITS_PER_KIND.get(kind, 1)
         jobs.append(job)
@@ -521,8 +531,11 @@ class Units:
     def _unit(self, job: Job, partition: int | None) -> Unit:
         unit = job.units.get(partition)
         if unit is None:
-            unit = job.units[partition] = Unit(job, partition, Track(job.account))
+            unit = job.units[partition] = Unit(job, partition, self._track(job))
         return unit
+
+    def _track(self, job: Job) -> Track:
+        return Track(job.account, next(self._numbers))
 
     def _learn_kind(self, job: Job, kind: str | None) -> None:
         if kind is not None:
@@ -629,6 +642,7 @@ class Units:
             elif unit.outcome is None:
                 self._leave(unit, UnitOutcome.PROVED, max(at_ms, unit.entered_ms))
         if any(other.outcome is ProofOutcome.PROVED and other is not job for other in self._jobs[job.job_id]):
+            job.repeated = True
             self._ledger.waste(job.account, "repeated", max(at_ms, self._ledger.frontier_ms))
         if job.total_ms is not None:
             basis, latency_ms = LatencyBasis.SUBMISSION, job.total_ms

@@ -367,6 +367,31 @@ def test_what_is_not_a_request_is_refused(world: World, sent: bytes, status: byt
         assert read_to_end(client).startswith(b"HTTP/1.1 " + status)
 
 
+WEBSOCKET = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBu"
+)
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + WEBSOCKET + b"\r\n\r\n",
+    ],
+    ids=["HTTP/2", "an upgrade to HTTP/2", "a websocket"],
+)
+def test_other_protocols_are_hung_up_on(world: World, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    server = world.serve(Limits(idle_s=ANSWER_S, request_s=ANSWER_S, stop_s=ANSWER_S))
+    for _ in range(3):
+        with connect(server) as client:
+            client.sendall(sent)
+            read_to_end(client)
+    assert server.stop()
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
+
+
 def test_idle_connections_do_not_keep_a_scraper_out(world: World) -> None:
     server = world.serve(Limits(idle_s=ANSWER_S))
     with contextlib.ExitStack() as idle:
@@ -490,10 +515,11 @@ def test_stop_lets_a_request_finish(world: World) -> None:
         assert not stopping.is_alive()
 
 
-def test_stop_does_not_wait_for_a_client_that_does_not_read(world: World) -> None:
+def test_stop_does_not_wait_for_a_client_that_does_not_read(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.metrics = lambda _: (b"x" * 50_000_000, "text/plain")
     server = world.serve(Limits(stop_s=0.1))
     with connect(server) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(1) == b"H"
         assert server.stop()
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []

@@ -22,6 +22,7 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.events import Event, Updated
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
 from hypercorn.typing import AppWrapper, ASGIFramework
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -177,11 +178,15 @@ class _Door:
         self._open.add(connection)
         try:
             await connection.run()
+        except asyncio.CancelledError:
+            # It was aborted. asyncio would report a connection's task that ends as cancelled as a fault.
+            pass
         except Exception:
             logger.exception("a connection ended unexpectedly")
         finally:
             self._open.discard(connection)
-            connection.abort()
+            connection.forget_deadline()
+            writer.transport.abort()
 
     def _make_room(self) -> bool:
         if len(self._open) < self._limits.connections:
@@ -203,7 +208,8 @@ class _Door:
             await asyncio.wait(tasks, timeout=deadline - loop.time())
         for connection in self._open:
             connection.abort()
-        await asyncio.sleep(0)
+        if tasks:
+            await asyncio.wait(tasks, timeout=0.5)
 
 
 class _Connection(TCPServer):
@@ -222,12 +228,13 @@ class _Connection(TCPServer):
         super().__init__(app, loop, config, context, {}, reader, writer)
         self._request_s = request_s
         self._deadline: asyncio.TimerHandle | None = None
+        self._task = asyncio.current_task()
         self.idle_since: float | None = loop.time()
         """On the loop's clock; None while a request is in progress, or when it has been told to end."""
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated):
-            self._forget_deadline()
+            self.forget_deadline()
             if event.idle:
                 self.idle_since = self.loop.time()
             else:
@@ -235,13 +242,24 @@ class _Connection(TCPServer):
                 self._deadline = self.loop.call_later(self._request_s, self.abort)
         await super().protocol_send(event)
 
+    async def _read_data(self) -> None:
+        # Past the wrapper that goes over to HTTP/2, where a client that stops after its preface has no time limit.
+        self.protocol = self.protocol.protocol  # type: ignore[assignment]
+        with contextlib.suppress(H2CProtocolRequiredError, H2ProtocolAssumedError):
+            await super()._read_data()
+        # Its time limit would hold an ended connection open.
+        await self.idle_task.stop()
+
     def abort(self) -> None:
-        """Closes the connection without waiting for the client to read what was sent."""
-        self._forget_deadline()
+        """Ends the connection without waiting for anything."""
+        self.forget_deadline()
         self.idle_since = None
         self.writer.transport.abort()
+        if self._task is not None:
+            self._task.cancel()
 
-    def _forget_deadline(self) -> None:
+    def forget_deadline(self) -> None:
+        """Lets the request in progress, if there is one, take its time."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -252,8 +270,7 @@ def _hypercorn_config(limits: Limits) -> HypercornConfig:
     config.keep_alive_timeout = limits.idle_s
     config.ssl_handshake_timeout = limits.idle_s
     config.h11_max_incomplete_size = limits.head_bytes
-    config.h2_max_header_list_size = limits.head_bytes
-    config.h2_max_concurrent_streams = 4
+    config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logger

@@ -14,8 +14,8 @@
     age_limit = "auto"
 
 The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT); CUZK_AGENT_LOG names
-the logs, separated like the folders in PATH. An empty variable is one that is not set. The logs are one setting: a
-layer that names any replaces those of the layers below it.
+the logs, separated like the folders in PATH, and CUZK_AGENT_CONFIG the file. An empty variable is one that is not set.
+The logs are one setting: a layer that names any replaces those of the layers below it.
 """
 
 from __future__ import annotations

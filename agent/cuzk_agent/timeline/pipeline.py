@@ -58,8 +58,8 @@ class Pipeline:
         on_stop: Callable[[Engine], None] | None = None,
         on_fact: Callable[[Fact], None] | None = None,
     ) -> None:
-        """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended, `on_fact` of all settled facts that have a
-        wall-clock time."""
+        """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended,
+        `on_fact` of all settled facts that have a wall-clock time."""
         self._limits = limits or Limits()
         self._on_gap, self._on_job, self._on_stop = on_gap, on_job, on_stop
         self._tell = on_fact
@@ -250,8 +250,9 @@ class Pipeline:
         return engine.seen_ms
 
     def _apply(self, engine: Engine, value: LogLine, offset_ms: int | None) -> None:
-        if offset_ms is not None and self._arrival is not None:
-            engine.note_arrival(offset_ms, self._arrival.monotonic_s, live=self._arrival.live)
+        if isinstance(value, TimelineEvent) and self._arrival is not None:
+            # Only these bear the engine's own time: that of other lines is no better than the anchor.
+            engine.note_arrival(value.offset_ms, self._arrival.monotonic_s, live=self._arrival.live)
         match value:
             case TimelineEvent():
                 self._events[value.name if value.name in EVENT_NAMES else "other"] += 1
@@ -343,7 +344,7 @@ class Pipeline:
         if self._tell is None:
             return
         uncertainty_s = 0.0
-        if engine is not None and not engine.stopped:
+        if engine is not None and (until_unix_s is None or not engine.stopped):
             start_s = self._start_unix_s(engine)
             until_unix_s = None if start_s is None else start_s + engine.frontier_ms / 1000
             uncertainty_s = engine.start_uncertainty_s() or 0.0

@@ -138,9 +138,9 @@ class Units:
         on_synth: Callable[[int, float], None],
         on_job: Callable[[Job], None],
     ) -> None:
-        """`numbers` tells jobs and units apart in facts, `exemplar(job_id, seconds, at_ms)` dates an observation, `on_synth(at_ms, seconds)` hears of every
-        synthesis, `on_job` of every job whose outcome is decided. `age_limit_ms` None: three times the longest recent
-        stay of the same stage and kind, at least ten minutes."""
+        """`numbers` tells jobs and units apart in facts, `exemplar(job_id, seconds, at_ms)` dates an observation,
+        `on_synth(at_ms, seconds)` hears of every synthesis, `on_job` of every job whose outcome is decided.
+        `age_limit_ms` None: three times the longest recent stay of the same stage and kind, at least ten minutes."""
         self._ledger = ledger
         self._counters = counters
         self._age_limit_ms = age_limit_ms

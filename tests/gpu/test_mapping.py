@@ -29,7 +29,7 @@ B = "GPU-11111111-0000-1111-2222-333344445555"
     ],
 )
 def test_what_the_ordinals_name(visible: str | None, expected: dict[str, str]) -> None:
-    assert ordinals(CudaEnvironment(visible, None)) == expected
+    assert ordinals(CudaEnvironment(visible)) == expected
 
 
 def test_the_configuration_wins() -> None:
@@ -61,7 +61,7 @@ def test_the_environment_of_the_process_that_writes_the_log(tmp_path: Path) -> N
     script = "import sys; f = open(sys.argv[1], 'ab'); print('open', flush=True); sys.stdin.read()"
     writer = subprocess.Popen(
         [sys.executable, "-c", script, str(log)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -69,7 +69,7 @@ def test_the_environment_of_the_process_that_writes_the_log(tmp_path: Path) -> N
     assert writer.stdout is not None
     try:
         assert writer.stdout.readline() == b"open\n"
-        assert environment_of_writer(log) == CudaEnvironment("1,0", "PCI_BUS_ID")
+        assert environment_of_writer(log) == CudaEnvironment("1,0")
     finally:
         writer.stdin.close()
         writer.wait()

@@ -17,10 +17,9 @@ _ENVIRONMENT_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CudaEnvironment:
-    """What decides a process's GPU order."""
+    """What decides which GPUs a process sees."""
 
     visible_devices: str | None
-    device_order: str | None
 
 
 def ordinals(environment: CudaEnvironment) -> dict[str, str]:
@@ -82,7 +81,7 @@ def _cuda_environment(block: bytes) -> CudaEnvironment:
     for entry in block.split(b"\0"):
         name, _, value = entry.decode("utf-8", "replace").partition("=")
         variables[name] = value
-    return CudaEnvironment(variables.get("CUDA_VISIBLE_DEVICES"), variables.get("CUDA_DEVICE_ORDER"))
+    return CudaEnvironment(variables.get("CUDA_VISIBLE_DEVICES"))
 
 
 @dataclass(frozen=True, slots=True)

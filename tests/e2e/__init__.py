@@ -1,0 +1,1 @@
+"""The agent as a process, on real files and sockets."""

@@ -201,7 +201,7 @@ def test_a_source_on_the_command_line(text: str, name: str, path: str) -> None:
         ("timeline = 5", "timeline = 5: expected a table [timeline]"),
         ("[[timeline]]", "timeline = [{}]: expected a table [timeline]"),
         ("lisen = 1", "lisen is not a setting: expected listen"),
-        ("LISTEN = 1", "LISTEN is not a setting: expected one of from, listen, log_level, source, timeline"),
+        ("LISTEN = 1", "LISTEN is not a setting: expected one of from, gpu, listen, log_level, source, timeline"),
         ("silence_limit = 1", "silence_limit is not a setting: expected timeline.silence_limit"),
         ("path = 1", "path is not a setting: expected source[].path"),
         ("timeline.silense_limit = 1", "timeline.silense_limit is not a setting: expected timeline.silence_limit"),
@@ -331,6 +331,12 @@ CONFIGS = st.builds(
     silence_limit_s=SECONDS,
     rolling_window_s=SECONDS,
     age_limit_s=st.none() | SECONDS,
+    pcie_throughput=st.booleans(),
+    gpu_map=st.dictionaries(
+        st.integers(0, 999).map(str),
+        st.from_regex(r"\A(GPU-[0-9a-f]{8}|0000:[0-9a-f]{2}:[0-9a-f]{2}\.0)\Z"),
+        max_size=3,
+    ).filter(lambda devices: len(set(devices.values())) == len(devices)),
 )
 
 
@@ -357,3 +363,41 @@ def test_any_text_is_a_source_or_refused(text: str) -> None:
         return
     assert 1 <= len(source.name) <= 64
     assert source.name.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('map = { "0" = "GPU-8d3a7c1e" }', "GPU-8d3a7c1e"),
+        ('map = { "0" = "0000:2a:00.0" }', "0000:2a:00.0"),
+        ('map = { "0" = "00000000:2A:00.0" }', "00000000:2A:00.0"),
+        ('map = { "0" = "MIG-8d3a7c1e-1/2" }', "MIG-8d3a7c1e-1/2"),
+    ],
+)
+def test_the_gpus_of_the_ordinals(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f'[[source]]\npath = "/a"\n[gpu]\n{text}\n')
+    assert load(file=str(file)).gpu_map == {"0": expected}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['map = "0"', "map = [1]", 'map = { "zero" = "GPU-1" }', 'map = { "0" = 1 }', 'map = { "0" = "H200" }'],
+)
+def test_a_wrong_gpu_map_names_the_key_and_what_was_expected(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f'[[source]]\npath = "/a"\n[gpu]\n{text}\n')
+    with pytest.raises(ConfigError, match=r"gpu\.map = .*: expected the UUID"):
+        load(file=str(file))
+
+
+def test_two_ordinals_of_one_gpu_are_refused() -> None:
+    with pytest.raises(ConfigError, match="CUZK_AGENT_GPU_MAP = '0=GPU-1,1=GPU-1': expected each GPU under one"):
+        load(logs=["/a"], environ={"CUZK_AGENT_GPU_MAP": "0=GPU-1,1=GPU-1"})
+
+
+def test_the_environment_switches_pcie_throughput_on() -> None:
+    environ = {"CUZK_AGENT_GPU_PCIE_THROUGHPUT": "true", "CUZK_AGENT_GPU_MAP": "0=GPU-1, 1=00000000:2A:00.0"}
+    config = load(logs=["/a"], environ=environ)
+    assert config.pcie_throughput
+    assert config.gpu_map == {"0": "GPU-1", "1": "00000000:2A:00.0"}

@@ -18,6 +18,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
+from cuzk_agent.gpu.state import (
+    DeviceInfo,
+    EnergyUse,
+    GpuChip,
+    Method,
+    NvmlState,
+    NvmlView,
+    Readings,
+    SpanBusy,
+)
 from cuzk_agent.log.source import FollowState, ReadStats
 from cuzk_agent.metrics import (
     COLLECTORS,
@@ -211,8 +221,69 @@ READ = ReadStats(
 )
 
 
+ENERGY = Histogram(bounds=(500.0, 5000.0, 50000.0), counts=(0, 1, 2, 0), sum_seconds=41000.0, exemplars=(None,) * 4)
+
+NVML = NvmlView(
+    state=NvmlState.UP,
+    detail="",
+    gpus={
+        "0": GpuChip(
+            state=NvmlState.UP,
+            detail="",
+            info=DeviceInfo("GPU-8d3a", "NVIDIA H200", "00000000:18:00.0", "580.65.06"),
+            method=Method.SAMPLES,
+            busy_seconds=2500.25,
+            sampled_seconds=7190.0,
+            observed_seconds=7200.0,
+            spans={"cuzk": SpanBusy(2400.0, 3600.5, 0.64)},
+            unlogged_busy_seconds=12.5,
+            energy_joules={
+                EnergyUse.PROOFS: 1.5e6,
+                EnergyUse.WASTED: 2.5e4,
+                EnergyUse.IDLE: 3.5e5,
+                EnergyUse.UNLOGGED: 4.5e3,
+            },
+            readings=Readings(
+                memory_used_bytes=50 << 30,
+                memory_total_bytes=141 << 30,
+                power_watts=612.5,
+                temperature_celsius=61.0,
+                sm_clock_hertz=1.98e9,
+                processes=2,
+                pcie_bytes_per_second={"rx": 1.5e9, "tx": 2.5e8},
+            ),
+            throttled_seconds={"sw_power_cap": 30.5, "hw_thermal": 0.0},
+            xid_errors=1,
+            xid_last_unix_s=1_764_500_000.0,
+            ecc_errors={"corrected": 3, "uncorrected": 0},
+        ),
+        "1": GpuChip(
+            state=NvmlState.LOST,
+            detail="nvmlDeviceGetSamples: GPU is lost",
+            info=DeviceInfo("GPU-11aa", "NVIDIA H200", "00000000:2A:00.0", "580.65.06"),
+            method=Method.NONE,
+            busy_seconds=1.0,
+            sampled_seconds=2.0,
+            observed_seconds=3.0,
+            spans={"cuzk": SpanBusy(1.0, 2.0, 0.5)},
+            unlogged_busy_seconds=1.0,
+            energy_joules=None,
+            readings=Readings(),
+            throttled_seconds={"sw_power_cap": 1.0},
+            xid_errors=1,
+            xid_last_unix_s=1_764_500_000.0,
+            ecc_errors=None,
+        ),
+    },
+    call_seconds={"nvmlDeviceGetSamples": (120, 0.168)},
+    errors={("nvmlDeviceGetSamples", "GpuIsLost"): 1},
+    proof_energy_joules={("cuzk", "porep-c2"): ENERGY},
+    heartbeat_monotonic_s=1000.0,
+)
+
+
 def agent_state(timeline: TimelineState, read: ReadStats = READ, source: str = "cuzk") -> AgentState:
-    return AgentState({source: SourceView(timeline, read)}, "0.1.0", "3.11.9")
+    return AgentState({source: SourceView(timeline, read)}, "0.1.0", "3.11.9", nvml=NVML)
 
 
 def page(state: AgentState, accept: str | None = None) -> str:
@@ -290,6 +361,24 @@ def test_every_family_is_explained_and_named_once() -> None:
     assert len(set(series)) == len(series)
 
 
+def test_a_gpu_that_cannot_be_read_shows_its_state_and_nothing_else() -> None:
+    found = samples(page(agent_state(FULL), OPENMETRICS))
+    about_gpu_1 = {
+        name
+        for name, named in found.items()
+        for sample in named
+        if "source" not in sample.labels and sample.labels.get("gpu") == "1"
+    }
+    assert about_gpu_1 == {"cuzk_gpu_info", "cuzk_nvml_up", "cuzk_nvml_state"}
+    assert {sample.labels["gpu"]: sample.value for sample in found["cuzk_nvml_up"]} == {"0": 1, "1": 0}
+    assert [sample.labels for sample in found["cuzk_gpu_span_busy_seconds_total"]] == [{"source": "cuzk", "gpu": "0"}]
+
+
+def test_without_nvml_nothing_is_said_of_the_chips() -> None:
+    state = replace(agent_state(FULL), nvml=None)
+    assert not [name for name in samples(page(state, OPENMETRICS)) if "nvml" in name or "chip" in name]
+
+
 def test_the_daemons_own_names_are_left_to_it() -> None:
     taken = {
         "cuzk_proofs_completed",
@@ -305,8 +394,10 @@ def test_the_daemons_own_names_are_left_to_it() -> None:
 
 
 def test_what_is_known_to_exist_is_born_at_zero() -> None:
-    found = samples(page(agent_state(replace(EMPTY, gpus={"0": EMPTY_GPU}), UNREAD), OPENMETRICS))
-    full = samples(page(agent_state(replace(FULL, gpus={"0": FULL_GPU})), OPENMETRICS))
+    born = agent_state(replace(EMPTY, gpus={"0": EMPTY_GPU}), UNREAD)
+    grown = agent_state(replace(FULL, gpus={"0": FULL_GPU}))
+    found = samples(page(replace(born, nvml=None), OPENMETRICS))
+    full = samples(page(replace(grown, nvml=None), OPENMETRICS))
     seen_first_when_measured = {
         "cuzk_timeline_last_event_timestamp_seconds",
         "cuzk_engine_start_timestamp_seconds",

@@ -13,9 +13,14 @@
     rolling_window = "10m"
     age_limit = "auto"
 
-The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT); CUZK_AGENT_LOG names
-the logs, separated like the folders in PATH, and CUZK_AGENT_CONFIG the file. An empty variable is one that is not set.
-The logs are one setting: a layer that names any replaces those of the layers below it.
+    [gpu]
+    pcie_throughput = false
+    map = { "0" = "GPU-8d3a7c1e-…", "1" = "00000000:2A:00.0" }
+
+The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT), of one in [gpu] after
+CUZK_AGENT_GPU_; CUZK_AGENT_GPU_MAP is written `0=GPU-8d3a7c1e-…,1=00000000:2A:00.0`. CUZK_AGENT_LOG names the logs,
+separated like the folders in PATH. An empty variable is one that is not set. The logs are one setting: a layer that
+names any replaces those of the layers below it.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -82,6 +87,11 @@ class Config:
     age_limit_s: float | None = None
     """A unit that stays longer in one stage is given up. None: three times the longest recent stay in that stage by
     its kind, and at least 10 minutes."""
+    pcie_throughput: bool = False
+    """Also ask NVML for the traffic over PCIe: it blocks for 20 ms a direction and GPU, each cycle."""
+    gpu_map: Mapping[str, str] = field(default_factory=dict)
+    """The GPU that the daemons mean by an ordinal, as UUID or PCI bus id. Empty: the daemon's environment tells, if
+    it can be read, or else NVML's order is taken for the daemon's."""
 
 
 def load(
@@ -113,8 +123,9 @@ def to_toml(config: Config) -> str:
     lines = [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in _TOP]
     for source in config.sources:
         lines += ["", "[[source]]", f"name = {_toml(source.name)}", f"path = {_toml(str(source.path))}"]
-    lines += ["", "[timeline]"]
-    lines += [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in _TIMELINE]
+    for table, settings in _TABLES.items():
+        lines += ["", f"[{table}]"]
+        lines += [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in settings]
     return "\n".join(lines) + "\n"
 
 
@@ -147,6 +158,8 @@ def parse_source(value: object) -> SourceConfig:
 
 _UNITS_S: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _PATH_EXPECTED: Final = "the path of a log file"
+_GPU_MAP_EXPECTED: Final = "the UUID (GPU-…) or PCI bus id (00000000:2A:00.0) of a GPU for each ordinal of the daemon"
+_DEVICE: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}|([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 
 
 def _parse_duration(value: object, *, least_s: float, most_s: float) -> float:
@@ -177,6 +190,27 @@ def _parse_age_limit(value: object) -> float | None:
 
 def _show_age_limit(seconds: float | None) -> str:
     return "auto" if seconds is None else _show_duration(seconds)
+
+
+def _parse_switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    raise ValueError("true or false")
+
+
+def _parse_gpu_map(value: object) -> dict[str, str]:
+    if isinstance(value, str):
+        value = dict(pair.strip().partition("=")[::2] for pair in value.split(",") if pair.strip())
+    if not isinstance(value, dict):
+        raise ValueError(_GPU_MAP_EXPECTED)
+    for ordinal, device in value.items():
+        if not re.fullmatch("[0-9]{1,3}", ordinal) or not isinstance(device, str) or not _DEVICE.fullmatch(device):
+            raise ValueError(_GPU_MAP_EXPECTED)
+    if len(set(value.values())) < len(value):
+        raise ValueError("each GPU under one ordinal only")
+    return value
 
 
 def _parse_choice(value: object, *, choices: Sequence[str]) -> str:
@@ -213,7 +247,8 @@ class _Setting:
     key: str
     """In its table of the file."""
     parse: Callable[[object], object]
-    show: Callable[[Any], str]
+    show: Callable[[Any], object]
+    """As it stands in a file: a string, a truth value or a table of strings."""
 
 
 _duration = partial(_parse_duration, most_s=86400)
@@ -227,13 +262,21 @@ _TIMELINE: Final = (
     _Setting("rolling_window_s", "rolling_window", partial(_duration, least_s=10), _show_duration),
     _Setting("age_limit_s", "age_limit", _parse_age_limit, _show_age_limit),
 )
+_GPU: Final = (
+    _Setting("pcie_throughput", "pcie_throughput", _parse_switch, bool),
+    _Setting("gpu_map", "map", _parse_gpu_map, dict),
+)
+_TABLES: Final = {"timeline": _TIMELINE, "gpu": _GPU}
 _PREFIX: Final = "CUZK_AGENT_"
-_VARIABLES: Final = {_PREFIX + setting.key.upper(): setting for setting in (*_TOP, *_TIMELINE)}
+_VARIABLES: Final = {
+    **{_PREFIX + setting.key.upper(): setting for setting in (*_TOP, *_TIMELINE)},
+    **{f"{_PREFIX}GPU_{setting.key.upper()}": setting for setting in _GPU},
+}
 _OPTIONS: Final = {"--" + setting.key.replace("_", "-"): setting for setting in _TOP}
 _DOTTED_BY_KEY: Final = {
     **{setting.key: setting.key for setting in _TOP},
-    **{setting.key: f"timeline.{setting.key}" for setting in _TIMELINE},
-    **{key: key for key in ("source", "timeline")},
+    **{setting.key: f"{table}.{setting.key}" for table, settings in _TABLES.items() for setting in settings},
+    **{key: key for key in ("source", *_TABLES)},
     **{key: f"source[].{key}" for key in ("name", "path")},
 }
 
@@ -247,13 +290,14 @@ def _from_file(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{where}: is not TOML: {error}") from error
 
-    _refuse_unknown(where, "", top, {setting.key for setting in _TOP} | {"source", "timeline"})
+    _refuse_unknown(where, "", top, {setting.key for setting in _TOP} | {"source", *_TABLES})
     values = _parse_table(where, "", top, _TOP)
-    timeline = top.get("timeline", {})
-    if not isinstance(timeline, dict):
-        raise _wrong(where, "timeline", timeline, "a table [timeline]")
-    _refuse_unknown(where, "timeline.", timeline, {setting.key for setting in _TIMELINE})
-    values |= _parse_table(where, "timeline.", timeline, _TIMELINE)
+    for name, settings in _TABLES.items():
+        table = top.get(name, {})
+        if not isinstance(table, dict):
+            raise _wrong(where, name, table, f"a table [{name}]")
+        _refuse_unknown(where, f"{name}.", table, {setting.key for setting in settings})
+        values |= _parse_table(where, f"{name}.", table, settings)
     tables = top.get("source", [])
     if not isinstance(tables, list):
         raise _wrong(where, "source", tables, "tables [[source]]")
@@ -360,6 +404,8 @@ def _refuse_misspelt(variables: Mapping[str, str]) -> None:
                 raise ConfigError(f"environment: {name} is not a setting: expected {_PREFIX}{near[0]}")
 
 
-def _toml(text: str) -> str:
-    # A JSON string is a TOML string, but for DEL.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(named)}" for key, named in value.items()) + "}"
+    # JSON's strings and truth values are TOML's, but for DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

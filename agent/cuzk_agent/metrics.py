@@ -21,6 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar as MetricExemplar
 
+from cuzk_agent.gpu.state import GpuChip, Method, NvmlState, NvmlView
 from cuzk_agent.log.source import FollowState, ReadStats
 from cuzk_agent.timeline.state import Exemplar, GpuState, Histogram, TimelineState
 from cuzk_agent.windows import Rolling
@@ -56,6 +57,8 @@ class AgentState:
     python_version: str
     rolling_window_s: float = 600.0
     """The window of the rolling summaries."""
+    nvml: NvmlView | None = None
+    """What NVML tells; None until it has been looked at."""
 
 
 class _Family(Metric):
@@ -357,6 +360,152 @@ def _gpus(state: AgentState) -> Iterator[Metric]:
     yield from (spans, busy, idle, wasted, kernel, gap, rolling, boundary, open_gap)
 
 
+def _nvml(state: AgentState) -> Iterator[Metric]:
+    """NVML itself: whether it works, and what it costs."""
+    up = _Family("gauge", "cuzk_agent_nvml_up", "1 while NVML can be read.")
+    states = _Family("gauge", "cuzk_agent_nvml_state", "1 for the state that NVML is in, else 0.", "state")
+    calls = _Family("summary", "cuzk_agent_nvml_call_seconds", "Seconds that calls of an NVML function took.", "call")
+    errors = _Family(
+        "counter", "cuzk_agent_nvml_errors_total", "Calls of an NVML function that failed.", "call", "error"
+    )
+    if (nvml := state.nvml) is not None:
+        up.add(nvml.state is NvmlState.UP)
+        for nvml_state in NvmlState:
+            states.add(nvml.state is nvml_state, nvml_state)
+        for call, (count, seconds) in nvml.call_seconds.items():
+            calls.add_summary(count, seconds, call)
+        for (call, error), count in nvml.errors.items():
+            errors.add(count, call, error)
+    yield from (up, states, calls, errors)
+
+
+def _chips(state: AgentState) -> Iterator[Metric]:
+    """The GPUs as NVML sees them. A GPU that can't be read shows its state and nothing else."""
+    info = _Family("info", "cuzk_gpu_info", "A GPU.", "gpu", "uuid", "model", "pci_bus_id", "driver_version")
+    up = _Family("gauge", "cuzk_nvml_up", "1 while NVML can read the GPU.", "gpu")
+    states = _Family("gauge", "cuzk_nvml_state", "1 for the state that the GPU is in for NVML, else 0.", "gpu", "state")
+    methods = _Family(
+        "gauge", "cuzk_gpu_chip_method", "1 for where the GPU's chip-busy seconds come from, else 0.", "gpu", "method"
+    )
+    throttled = _Family(
+        "counter",
+        "cuzk_gpu_clock_throttled_seconds_total",
+        "Seconds in which the GPU's clocks were held down, by reason.",
+        "gpu",
+        "reason",
+    )
+    ecc = _Family("counter", "cuzk_gpu_ecc_errors_total", "Memory errors since the driver was loaded.", "gpu", "kind")
+    pcie = _Family("gauge", "cuzk_gpu_pcie_bytes_per_second", "Traffic over PCIe.", "gpu", "direction")
+    single = [(_Family(kind, name, text, "gpu"), value) for kind, name, text, value in _CHIP_VALUES]
+    for gpu, chip in (state.nvml.gpus if state.nvml else {}).items():
+        about = chip.info
+        identity = (about.uuid, about.model, about.pci_bus_id, about.driver_version)
+        info.add(1, gpu, *(text or "" for text in identity))
+        up.add(chip.state is NvmlState.UP, gpu)
+        for nvml_state in NvmlState:
+            states.add(chip.state is nvml_state, gpu, nvml_state)
+        if chip.state is not NvmlState.UP:
+            continue
+        for method in Method:
+            methods.add(chip.method is method, gpu, method)
+        for reason, seconds in chip.throttled_seconds.items():
+            throttled.add(seconds, gpu, reason)
+        for kind, count in (chip.ecc_errors or {}).items():
+            ecc.add(count, gpu, kind)
+        for direction, rate in (chip.readings.pcie_bytes_per_second or {}).items():
+            pcie.add(rate, gpu, direction)
+        for family, value in single:
+            family.add(value(chip), gpu)
+    yield from (info, up, states, methods, throttled, ecc, pcie)
+    yield from (family for family, _ in single)
+
+
+_CHIP_VALUES: tuple[tuple[str, str, str, Callable[[GpuChip], float | None]], ...] = (
+    (
+        "counter",
+        "cuzk_gpu_chip_busy_seconds_total",
+        "Seconds in which kernels ran on the GPU, integrated from NVML's samples.",
+        lambda chip: None if chip.method is Method.NONE else chip.busy_seconds,
+    ),
+    (
+        "counter",
+        "cuzk_gpu_chip_sampled_seconds_total",
+        "Seconds that the samples of chip busy cover: utilization is busy / sampled.",
+        lambda chip: None if chip.method is Method.NONE else chip.sampled_seconds,
+    ),
+    (
+        "counter",
+        "cuzk_gpu_chip_observed_seconds_total",
+        "Seconds since the GPU was first seen: coverage is sampled / observed.",
+        lambda chip: chip.observed_seconds,
+    ),
+    ("gauge", "cuzk_gpu_memory_used_bytes", "Memory in use.", lambda chip: chip.readings.memory_used_bytes),
+    ("gauge", "cuzk_gpu_memory_total_bytes", "Memory that the GPU has.", lambda chip: chip.readings.memory_total_bytes),
+    ("gauge", "cuzk_gpu_power_watts", "Power that the GPU draws.", lambda chip: chip.readings.power_watts),
+    ("gauge", "cuzk_gpu_temperature_celsius", "Temperature.", lambda chip: chip.readings.temperature_celsius),
+    ("gauge", "cuzk_gpu_sm_clock_hertz", "Clock of the multiprocessors.", lambda chip: chip.readings.sm_clock_hertz),
+    ("gauge", "cuzk_gpu_compute_processes", "Processes that use the GPU.", lambda chip: chip.readings.processes),
+    ("counter", "cuzk_gpu_xid_errors_total", "XID errors since the agent started.", lambda chip: chip.xid_errors),
+    (
+        "gauge",
+        "cuzk_gpu_xid_last_timestamp_seconds",
+        "When the last XID error came, in seconds since 1970.",
+        lambda chip: chip.xid_last_unix_s,
+    ),
+)
+"""Metrics with one value a GPU: kind, name, help, value."""
+
+
+def _occupancy(state: AgentState) -> Iterator[Metric]:
+    """The chip set beside the log."""
+    busy = _Family(
+        "counter",
+        "cuzk_gpu_span_busy_seconds_total",
+        "Seconds in which the chip was busy within the source's spans.",
+        "source",
+        "gpu",
+    )
+    sampled = _Family(
+        "counter",
+        "cuzk_gpu_span_sampled_seconds_total",
+        "Seconds of the source's spans that samples cover: span occupancy is busy / sampled.",
+        "source",
+        "gpu",
+    )
+    rolling = _Family(
+        "gauge", "cuzk_gpu_span_occupancy_rolling_ratio", "Span occupancy over the last ten minutes.", "source", "gpu"
+    )
+    unlogged = _Family(
+        "counter",
+        "cuzk_gpu_unlogged_busy_seconds_total",
+        "Seconds in which the chip was busy outside the spans of all sources: somebody else is on the GPU.",
+        "gpu",
+    )
+    energy = _Family(
+        "counter",
+        "cuzk_gpu_energy_joules_total",
+        "Energy by what it went into; that of spans once their job is decided.",
+        "gpu",
+        "use",
+    )
+    proof = _Family(
+        "histogram", "cuzk_proof_energy_joules", "Energy that a proof took on its GPUs.", "source", "proof_kind"
+    )
+    for gpu, chip in (state.nvml.gpus if state.nvml else {}).items():
+        if chip.state is not NvmlState.UP:
+            continue
+        for source, spans in chip.spans.items():
+            busy.add(spans.busy_seconds, source, gpu)
+            sampled.add(spans.sampled_seconds, source, gpu)
+            rolling.add(spans.rolling_occupancy, source, gpu)
+        unlogged.add(chip.unlogged_busy_seconds, gpu)
+        for use, joules in (chip.energy_joules or {}).items():
+            energy.add(joules, gpu, use)
+    for (source, kind), histogram in (state.nvml.proof_energy_joules if state.nvml else {}).items():
+        proof.add_histogram(histogram, source, kind)
+    yield from (busy, sampled, rolling, unlogged, energy, proof)
+
+
 def _proofs(state: AgentState) -> Iterator[Metric]:
     """Jobs and the proofs they came to."""
     jobs = _Family("gauge", "cuzk_jobs_open", "Jobs that have not ended.", "source", "proof_kind")
@@ -465,7 +614,16 @@ Collector = Callable[[AgentState], Iterable[Metric]]
 """One group of families."""
 
 COLLECTORS: Mapping[str, Collector] = MappingProxyType(
-    {"engine": _engine, "units": _units, "gpus": _gpus, "proofs": _proofs, "agent": _agent}
+    {
+        "engine": _engine,
+        "units": _units,
+        "gpus": _gpus,
+        "proofs": _proofs,
+        "chips": _chips,
+        "occupancy": _occupancy,
+        "nvml": _nvml,
+        "agent": _agent,
+    }
 )
 """What a page holds besides the agent's process, by the name under which its errors are counted."""
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 from cuzk_agent.clock import Clock, system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
@@ -76,18 +78,19 @@ class _Source:
 
 
 class Agent:
-    """A running agent. `start`, then `stop`; `failed` is set when a thread has ended on an error."""
+    """A running agent: `start`, then `stop`."""
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    def __init__(self, config: Config, clock: Clock, on_failure: Callable[[], None]) -> None:
+        """`on_failure` is called, in any thread, when the agent should end because a part of it is broken."""
         self._config = config
         self._clock = clock
         self._exposition = Exposition()
         self._sources = [_Source(source, config, clock) for source in config.sources]
         self._waker = Waker([source.path for source in config.sources], clock.monotonic_s)
         self._ended = threading.Event()
-        self.failed = threading.Event()
-        self.finished = threading.Event()
-        """Set when the agent should end: asked to, or failed."""
+        self._on_failure = on_failure
+        self.failed = False
+        """Something unexpected has happened; the log says what."""
         self._published: _Published | None = None
         self._thread = threading.Thread(target=self._follow, name="logs", daemon=True)
         self._server = Server(
@@ -118,8 +121,8 @@ class Agent:
 
     def fail(self) -> None:
         """Ends the agent as failed: a part of it, or what it was started for, is broken."""
-        self.failed.set()
-        self.finished.set()
+        self.failed = True
+        self._on_failure()
 
     # --- the thread that follows the logs -----------------------------------------------------------------------
 
@@ -163,8 +166,8 @@ class Agent:
 
     def _unhealthy(self) -> Sequence[str]:
         published = self._published
-        if self.failed.is_set():
-            return ["a thread has failed"]
+        if self.failed:
+            return ["a part of it has failed"]
         if published is not None and self._clock.monotonic_s() - published.monotonic_s > STUCK_S:
             return [f"the thread that follows the logs has done nothing for {STUCK_S:.0f} s"]
         return []
@@ -213,35 +216,58 @@ def _detail(view: SourceView) -> str:
     return f" ({view.read.detail})" if view.read.detail else ""
 
 
-@contextmanager
-def _signals(finished: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `finished`; a second one does what it does without us."""
+class _Signals:
+    """Where the main thread waits for SIGTERM, SIGINT or a call of `wake`.
 
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        logger.info("%s: stopping", signal.Signals(number).name)
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        finished.set()
+    A socket is what it waits on, and no Event: a signal that arrives just before a thread waits for a lock does not end
+    that wait, and its handler must not touch a lock that the interrupted code may hold.
+    """
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        self._waiting, self._waking = socket.socketpair()
+        self._waking.setblocking(False)
+        self._handlers = {number: signal.signal(number, _do_nothing) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._wakeup_fd = signal.set_wakeup_fd(self._waking.fileno())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_fd)
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._waking.close()
+        self._waiting.close()
+
+    def wake(self) -> None:
+        """Ends the wait, now or when it begins. Any thread may call it, at any time."""
+        with contextlib.suppress(OSError):  # it is full, or closed: nobody need be woken
+            self._waking.send(b"\0")
+
+    def wait(self) -> None:
+        """Returns when a signal came, or `wake` was called. Then another signal does what it does without us."""
+        number = self._waiting.recv(1)[0]
+        if number:
+            logger.info("%s: stopping", signal.Signals(number).name)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """A signal must have a handler to be written into the socket."""
 
 
 def run(config: Config, *, clock: Clock | None = None, on_start: Callable[[Agent], None] | None = None) -> int:
     """Follows and serves until a signal comes. Returns 0, or 1 if a thread failed. Raises `server.ListenError`."""
-    agent = Agent(config, clock or system_clock())
-    with _signals(agent.finished):
+    with _Signals() as signals:
+        agent = Agent(config, clock or system_clock(), signals.wake)
         agent.start()
         try:
             if on_start is not None:
                 on_start(agent)
-            agent.finished.wait()
+            signals.wait()
         finally:
             agent.stop()
-    return 1 if agent.failed.is_set() else 0
+    return 1 if agent.failed else 0
 
 
 _DEMO = """

@@ -99,6 +99,8 @@ class Job:
     """It failed, but the daemon does not know and proves the rest."""
     total_ms: int | None = None
     """The daemon's own latency, from submission."""
+    assembled: bool = False
+    """All its partitions are there."""
     last_end_ms: int | None = None
     due_ms: int | None = None
     """When the job is decided if nothing more is heard of it."""
@@ -340,7 +342,11 @@ class Units:
         """All partitions are there. A PoRep is then checked by the daemon itself; the others are done."""
         self.assembly_logged = True
         if job := self._latest(job_id):
-            job.total_ms = total_ms
+            job.total_ms, job.assembled = total_ms, True
+            for unit in list(job.units.values()):
+                if unit.rank is Rank.WAITING:
+                    # Proved as part of another job's batch: its own units never came.
+                    self._forget(unit, at_ms)
             if job.kind == "porep-c2":
                 self._decide_by(job, at_ms + _ASSEMBLY_GRACE_MS)
             else:
@@ -426,7 +432,7 @@ class Units:
             self._close(job, ProofOutcome.FAILED, at_ms)
         elif job.busy_with:
             self._decide_by(job, at_ms + _ASSEMBLY_GRACE_MS)
-        elif job.units and all(unit.outcome is UnitOutcome.PROVED for unit in job.units.values()):
+        elif (job.units or job.assembled) and all(unit.outcome is UnitOutcome.PROVED for unit in job.units.values()):
             self._close(job, ProofOutcome.PROVED, at_ms)
         else:
             self._close(job, ProofOutcome.LOST, at_ms)
@@ -479,7 +485,8 @@ class Units:
             elif unit is None and event.partition is None and job.outcome is None and job.enqueued_ms is not None:
                 # Announced as partitions, proved whole after all.
                 return self._unit(job, None)
-        in_flight = [unit for unit in candidates if unit.outcome is None]
+        # One that was given up and shows signs of life has its outcome already.
+        in_flight = [unit for unit in candidates if unit.outcome is None or unit.rank is not Rank.GONE]
         if in_flight:
             # The furthest, and of those the oldest: a line moves a unit on by one stage, unless lines were lost.
             return max(in_flight, key=lambda unit: unit.rank)

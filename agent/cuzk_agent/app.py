@@ -20,7 +20,7 @@ from cuzk_agent.clock import Clock, system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
 from cuzk_agent.demo import daemon
 from cuzk_agent.log.files import FileFollower
-from cuzk_agent.log.source import FollowState
+from cuzk_agent.log.source import FollowState, ReadStats
 from cuzk_agent.log.waker import Waker
 from cuzk_agent.metrics import AgentState, Exposition, SourceView
 from cuzk_agent.server import Server, UnavailableError, Views
@@ -62,16 +62,16 @@ class _Source:
         if batch.at_end:
             self._pipeline.settle(batch.read_monotonic_s, unix_s - (monotonic_s - batch.read_monotonic_s))
         self._was_at_end = batch.at_end
-        return not batch.at_end and self._state is FollowState.FOLLOWING
+        read = self._follower.stats()
+        if read.state is not self._state:
+            self._state = read.state
+            level = logging.INFO if read.state is FollowState.FOLLOWING else logging.WARNING
+            logger.log(level, "source %s: %s%s", self.name, read.state, _detail(read))
+        return not batch.at_end and read.state is FollowState.FOLLOWING
 
     def view(self) -> SourceView:
         """The present state, for publication."""
-        view = SourceView(self._pipeline.state(), self._follower.stats())
-        if view.read.state is not self._state:
-            self._state = view.read.state
-            level = logging.INFO if self._state is FollowState.FOLLOWING else logging.WARNING
-            logger.log(level, "source %s: %s%s", self.name, self._state, _detail(view))
-        return view
+        return SourceView(self._pipeline.state(), self._follower.stats())
 
     def close(self) -> None:
         self._follower.close()
@@ -186,7 +186,7 @@ class Agent:
         for name, view in published.state.sources.items():
             in_flight = sum(view.timeline.in_flight.values())
             engine = f"engine running, {in_flight} units in flight" if view.timeline.engine_running else "no engine"
-            facts.append((f"source {name}", f"{view.read.state}{_detail(view)}; {engine}"))
+            facts.append((f"source {name}", f"{view.read.state}{_detail(view.read)}; {engine}"))
             facts.extend(
                 (f"{name}, GPU {gpu}", f"{state.spans} spans, {state.busy_seconds:.1f} s busy")
                 for gpu, state in view.timeline.gpus.items()
@@ -207,13 +207,13 @@ def _is_replaying(view: SourceView) -> bool:
 def _reasons_unready(state: AgentState) -> Iterator[str]:
     for name, view in state.sources.items():
         if view.read.state is not FollowState.FOLLOWING:
-            yield f"source {name}: {view.read.state}{_detail(view)}"
+            yield f"source {name}: {view.read.state}{_detail(view.read)}"
         elif not view.read.caught_up:
             yield f"source {name}: reading its backlog, {view.read.lag_bytes} bytes to go"
 
 
-def _detail(view: SourceView) -> str:
-    return f" ({view.read.detail})" if view.read.detail else ""
+def _detail(read: ReadStats) -> str:
+    return f" ({read.detail})" if read.detail else ""
 
 
 class _Signals:

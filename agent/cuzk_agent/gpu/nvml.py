@@ -287,12 +287,8 @@ class Nvml:
             self.call_seconds[function] = (count + 1, seconds + self._clock.monotonic_s() - started_s)
 
     def _fault(self, function: str, error: str) -> CallError:
-        self.count_error(function, error)
+        self.errors[function, error] = self.errors.get((function, error), 0) + 1
         return CallError(function, error)
-
-    def count_error(self, function: str, error: str, times: int = 1) -> None:
-        """Count what was wrong with a call, or with what it returned."""
-        self.errors[function, error] = self.errors.get((function, error), 0) + times
 
 
 def same_gpu(one: Any, other: Any) -> bool:

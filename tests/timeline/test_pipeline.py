@@ -271,6 +271,48 @@ def test_a_queue_that_stands_still_ages() -> None:
 # --- what a daemon does not tell --------------------------------------------------------------------------------
 
 
+def test_a_daemon_without_spans_leaves_its_gpus_unknown() -> None:
+    followed = follow("no-spans")
+    assert followed.state.evidence["spans"] is False
+    # That there are no spans is known with the first proof, 2 s after its pickup.
+    idle = {"no_work": 100 + 2020, "blocked": 100, "fill": 1000, "handoff": 2000, "unknown": 2010}
+    assert account(followed.engine, "0") == (0, 0, idle)
+    assert followed.units() == {UnitOutcome.PROVED: 2}
+    assert followed.proofs() == {("porep-c2", ProofOutcome.PROVED): 1}
+    assert sum(followed.state.span_seconds["porep-c2"].counts) == 0
+
+
+def test_one_lost_span_does_not_make_a_daemon_without_spans() -> None:
+    followed = Followed()
+    lines = (MADE / "selfcheck.log").read_text().splitlines()
+    done = "2026-11-30T12:00:02.501000Z  INFO cuzk_core::engine: partition GPU prove complete job_id=porep-1000-1 "
+    lost = [line for line in lines if "GPU_START,porep-1000-1,worker=1" not in line and "2500,GPU_END" not in line]
+    at = next(at for at, line in enumerate(lost) if "all partitions complete" in line)
+    followed.feed([*lost[:at], done + "partition=1 gpu_ms=1200 filled=2", *lost[at:]])
+    followed.pipeline.finish()
+    assert followed.state.evidence["spans"] is True
+    assert followed.units() == {UnitOutcome.PROVED: 2}
+    assert account(followed.engine, "1") == (0, 0, {"blocked": 100, "fill": 1100, "handoff": 1201, "no_work": 1599})
+
+
+def test_a_span_shows_that_the_daemon_logs_spans_after_all() -> None:
+    followed = Followed()
+    followed.feed((MADE / "no-spans.log").read_text().splitlines()[:-1])
+    followed.feed(["TIMELINE,6000,GPU_START,w,worker=0", "TIMELINE,7000,GPU_END,w,worker=0,gpu_ms=1000"])
+    followed.pipeline.finish()
+    assert followed.state.evidence["spans"] is True
+    assert followed.state.gpus["0"].busy_seconds == 1
+
+
+def test_what_a_log_tells_of_is_settled_in_its_place() -> None:
+    followed = Followed()
+    for at, line in enumerate((MADE / "no-spans.log").read_text().splitlines()):
+        followed.feed([line], Arrival(1000.0 + at, UNIX_S + at, live=False))
+        followed.engine.settle(None)
+    followed.pipeline.finish()
+    assert account(followed.engine, "0") == account(follow("no-spans").engine, "0")
+
+
 def test_tracing_lines_before_the_wall_clock_is_known() -> None:
     followed = follow("unanchored")
     # Before the first event there is no engine. Later a job is known from the largest offset on.

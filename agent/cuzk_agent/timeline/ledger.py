@@ -166,7 +166,13 @@ class _Silence:
     silent: bool
 
 
-_Edge = _Enter | _Waste | _KnowGpu | _Silence
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    jobs_announced: bool
+    spans_logged: bool
+
+
+_Edge = _Enter | _Waste | _KnowGpu | _Silence | _Evidence
 
 
 class Ledger:
@@ -192,6 +198,7 @@ class Ledger:
         """The log tells of waiting units (`job enqueued`): without, starved and fill can't be told apart by them."""
         self.spans_logged = True
         """False for a daemon that writes no GPU_START and GPU_END: what its GPUs do is unknown."""
+        self._settled = _Evidence(jobs_announced=False, spans_logged=True)
         self._on_gap = on_gap
         self._on_spans = on_spans
         self._on_span_end = on_span_end
@@ -221,6 +228,16 @@ class Ledger:
     def silence(self, silent: bool, at_ms: int) -> None:
         """From here on there is no evidence about the daemon (or there is again)."""
         self._put(at_ms, _Silence(silent))
+
+    def learn(self, at_ms: int, *, jobs_announced: bool | None = None, spans_logged: bool | None = None) -> None:
+        """From here on it is known what the log tells of."""
+        before = self.jobs_announced, self.spans_logged
+        if jobs_announced is not None:
+            self.jobs_announced = jobs_announced
+        if spans_logged is not None:
+            self.spans_logged = spans_logged
+        if (self.jobs_announced, self.spans_logged) != before:
+            self._put(at_ms, _Evidence(self.jobs_announced, self.spans_logged))
 
     def _put(self, at_ms: int, edge: _Edge) -> None:
         if at_ms < self.frontier_ms:
@@ -264,7 +281,7 @@ class Ledger:
         elapsed_ms = to_ms - self.frontier_ms
         if elapsed_ms <= 0:
             return
-        blind = (self._silent or not self.spans_logged) and self.in_flight > 0
+        blind = (self._silent or not self._settled.spans_logged) and self.in_flight > 0
         idle = []
         for account in self.accounts.values():
             if account.open and not blind:
@@ -303,7 +320,7 @@ class Ledger:
         if ready:
             return Cause.HANDOFF
         if self._in_stage[Rank.SYNTH]:
-            if account.reached and (self._in_stage[Rank.WAITING] or not self.jobs_announced):
+            if account.reached and (self._in_stage[Rank.WAITING] or not self._settled.jobs_announced):
                 return Cause.STARVED
             return Cause.FILL
         return Cause.BLOCKED
@@ -323,6 +340,8 @@ class Ledger:
                 self._account(gpu)
             case _Silence(silent):
                 self._silent = silent
+            case _Evidence():
+                self._settled = edge
 
     def _arrive(self, track: Track, rank: Rank, gpu: str | None, at_ms: int) -> None:
         track.rank, track.gpu = rank, gpu

@@ -66,7 +66,7 @@ def _worker_started(engine: Engine, line: TracingLine, at_ms: int) -> None:
 
 def _enqueued(engine: Engine, line: TracingLine, at_ms: int) -> None:
     if job_id := line.fields.get("job_id"):
-        engine.ledger.jobs_announced = True
+        engine.ledger.learn(at_ms, jobs_announced=True)
         engine.units.enqueued(job_id, line.fields.get("proof_kind"), at_ms)
 
 
@@ -88,7 +88,7 @@ def _prove_start_returned(engine: Engine, line: TracingLine, at_ms: int) -> None
 def _prove_complete(engine: Engine, line: TracingLine, at_ms: int) -> None:
     job_id = line.fields.get("job_id")
     if job_id and not engine.units.prove_complete(job_id, _number(line.fields, "partition"), at_ms):
-        engine.ledger.spans_logged = False
+        engine.ledger.learn(at_ms, spans_logged=False)
 
 
 def _assembled(engine: Engine, line: TracingLine, at_ms: int) -> None:

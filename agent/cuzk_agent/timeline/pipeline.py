@@ -274,7 +274,7 @@ class Pipeline:
         engine = Engine(start_ms, self._counters, self._limits, self._listeners, self._numbers)
         engine.settings.update(self._startup)
         if before is not None:
-            engine.ledger.jobs_announced = before.ledger.jobs_announced
+            engine.ledger.learn(start_ms, jobs_announced=before.ledger.jobs_announced)
             engine.units.assembly_logged = before.units.assembly_logged
             self._window_base_s = self._window_now_s
         self.engine = engine

@@ -162,6 +162,7 @@ class Units:
         self._picked_up_by: dict[int, Unit] = {}
         self._whole_ended: deque[Unit] = deque(maxlen=32)
         self._last_synth_start_ms = ledger.start_ms
+        self._spans_seen = False
         self.assembly_logged = False
         """The log tells when a proof is assembled and checked: a job is not done with its last span."""
 
@@ -244,6 +245,8 @@ class Units:
         if unit.picked_up_ms is not None:
             self._counters.handoff.observe((at_ms - unit.picked_up_ms) / 1000)
         unit.worker, unit.gpu, unit.start_ms = worker, gpu, at_ms
+        self._spans_seen = True
+        self._ledger.learn(at_ms, spans_logged=True)
         self._enter(unit, Rank.GPU, at_ms, gpu)
 
     def _end(self, unit: Unit, at_ms: int, event: TimelineEvent, gpu: str | None) -> None:
@@ -328,15 +331,14 @@ class Units:
             self._close(job, ProofOutcome.FAILED, at_ms)
 
     def prove_complete(self, job_id: str, partition: int | None, at_ms: int) -> bool:
-        """The daemon says that this partition is proved. Normally its GPU_END was there before. Returns False if the
-        unit was never seen to start: a daemon that logs no spans."""
+        """The daemon says that this partition is proved. Normally its GPU_END was there before. Returns False if no
+        unit was ever seen to start: a daemon that logs no spans."""
         job = self._latest(job_id)
         unit = job.units.get(partition) or job.units.get(None) if job else None
         if unit is None or unit.outcome is not None:
             return True
-        seen = unit.rank is Rank.GPU
         self._proved(unit, max(at_ms, unit.entered_ms))
-        return seen
+        return self._spans_seen
 
     def assembled(self, job_id: str, total_ms: int | None, at_ms: int) -> None:
         """All partitions are there. A PoRep is then checked by the daemon itself; the others are done."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from cuzk_agent.timeline.anchor import Anchor
 from cuzk_agent.timeline.kernel import KernelTimes
-from cuzk_agent.timeline.ledger import Gap, Ledger, Track
+from cuzk_agent.timeline.ledger import Gap, Ledger, Stretch, Track
 from cuzk_agent.timeline.lines import TimelineEvent
-from cuzk_agent.timeline.state import Exemplar
+from cuzk_agent.timeline.state import Exemplar, Latency
 from cuzk_agent.timeline.tally import Counters
 from cuzk_agent.timeline.units import Job, Units
 
@@ -37,11 +38,12 @@ class Listeners:
     """Who hears of what an engine does, as it happens or settles."""
 
     gap: Callable[[Engine, Gap], None]
-    synth: Callable[[int, float], None]
+    latency: Callable[[Engine, Latency, Job, int, float], None]
     job: Callable[[Engine, Job], None]
     kernel: Callable[[str | None, int], None]
     spans: Callable[[Engine, str, int, int, Iterable[Track]], None]
     span_end: Callable[[Engine, Track, int], None]
+    time: Callable[[Engine, Stretch], None] | None
 
 
 class Engine:
@@ -59,6 +61,7 @@ class Engine:
             lambda gap: listeners.gap(self, gap),
             on_spans=lambda *stretch: listeners.spans(self, *stretch),
             on_span_end=lambda *end: listeners.span_end(self, *end),
+            on_time=None if listeners.time is None else partial(listeners.time, self),
         )
         self.units = Units(
             self.ledger,
@@ -66,7 +69,7 @@ class Engine:
             age_limit_ms=limits.age_ms,
             numbers=numbers,
             exemplar=self.exemplar,
-            on_synth=listeners.synth,
+            on_latency=lambda *latency: listeners.latency(self, *latency),
             on_job=lambda job: listeners.job(self, job),
         )
         self.kernel = KernelTimes(lambda gpu, kernel_ms: listeners.kernel(self._gpu_or_only(gpu), kernel_ms))

@@ -9,7 +9,7 @@ what was charged once is never taken back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -79,10 +79,24 @@ class Gap:
     cause: Cause
     """The one with the largest share."""
     by_cause_ms: dict[Cause, int]
+    number_after: int
+    """Which job `job_after` is: an id may run again."""
 
     @property
     def duration_ms(self) -> int:
         return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Settled time in which nothing changed."""
+
+    start_ms: int
+    end_ms: int
+    gpus: Mapping[str, Cause | None]
+    """Why each known GPU was idle; None for one that was busy."""
+    units: Mapping[Stage, int]
+    """How many units were in each stage."""
 
 
 @dataclass(slots=True)
@@ -179,7 +193,7 @@ class Ledger:
     """The account of one engine from `start_ms` of its clock on.
 
     `on_gap` is told of every gap as it closes, `on_spans(gpu, from_ms, to_ms, open)` of every settled stretch with open
-    spans, `on_span_end(track, at_ms)` of every span as it closes.
+    spans, `on_span_end(track, at_ms)` of every span as it closes, `on_time` of all settled time.
     """
 
     def __init__(
@@ -189,6 +203,7 @@ class Ledger:
         *,
         on_spans: Callable[[str, int, int, Iterable[Track]], None] = lambda *_: None,
         on_span_end: Callable[[Track, int], None] = lambda *_: None,
+        on_time: Callable[[Stretch], None] | None = None,
     ) -> None:
         self.start_ms = start_ms
         self.frontier_ms = start_ms
@@ -202,6 +217,7 @@ class Ledger:
         self._on_gap = on_gap
         self._on_spans = on_spans
         self._on_span_end = on_span_end
+        self._on_time = on_time
         self._edges: list[tuple[int, int, _Edge]] = []
         self._sequence = 0
         self._in_stage = dict.fromkeys(Rank, 0)
@@ -290,7 +306,13 @@ class Ledger:
                 self._on_spans(account.gpu, self.frontier_ms, to_ms, account.open)
             else:
                 idle.append(account)
-        for account, cause in self._causes(idle, blind):
+        causes = list(self._causes(idle, blind))
+        if self._on_time is not None:
+            gpus: dict[str, Cause | None] = dict.fromkeys(self.accounts)
+            gpus.update((account.gpu, cause) for account, cause in causes if account is not self._untouched)
+            units = {stage: self._in_stage[rank] for stage, rank in STAGE_RANKS.items()}
+            self._on_time(Stretch(self.frontier_ms, to_ms, gpus, units))
+        for account, cause in causes:
             account.totals.idle_ms[cause] += elapsed_ms
             if account.gap is not None:
                 shares = account.gap.by_cause_ms
@@ -398,6 +420,7 @@ class Ledger:
             boundary,
             cause,
             gap.by_cause_ms,
+            track.job.number,
         )
         account.totals.boundary_ms[boundary] += closed.duration_ms
         self._on_gap(closed)

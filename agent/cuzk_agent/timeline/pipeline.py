@@ -10,13 +10,14 @@ from cuzk_agent.timeline import messages
 from cuzk_agent.timeline.engine import Engine, Limits, Listeners
 from cuzk_agent.timeline.facts import Fact, JobDecided, Settled, SpanEnded, SpanTime
 from cuzk_agent.timeline.kernel import PHASES
-from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, GpuTotals, Track
+from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, GpuTotals, Stretch, Track
 from cuzk_agent.timeline.lines import EVENT_NAMES, KernelTiming, LogLine, TimelineEvent, TracingLine
 from cuzk_agent.timeline.parser import UNPARSED_REASONS, LineParser
 from cuzk_agent.timeline.state import (
     Cause,
     GpuState,
     Histogram,
+    Latency,
     LatencyBasis,
     ProofOutcome,
     Stage,
@@ -57,15 +58,21 @@ class Pipeline:
         on_job: Callable[[Engine, Job], None] | None = None,
         on_stop: Callable[[Engine], None] | None = None,
         on_fact: Callable[[Fact], None] | None = None,
+        on_latency: Callable[[Engine, Latency, Job, int, float], None] | None = None,
+        on_time: Callable[[Engine, Stretch], None] | None = None,
     ) -> None:
         """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended,
-        `on_fact` of all settled facts that have a wall-clock time."""
+        `on_fact` of all settled facts that have a wall-clock time, `on_latency(engine, what, job, at_ms, seconds)` of
+        every latency, `on_time` of all settled time."""
         self._limits = limits or Limits()
         self._on_gap, self._on_job, self._on_stop = on_gap, on_job, on_stop
+        self._on_latency = on_latency
         self._tell = on_fact
         self._numbers = itertools.count()
         self._parser = LineParser()
-        self._listeners = Listeners(self._gap, self._synth, self._job, self._kernel, self._spans, self._span_end)
+        self._listeners = Listeners(
+            self._gap, self._latency_of, self._job, self._kernel, self._spans, self._span_end, on_time
+        )
         self.engine: Engine | None = None
         """The engine whose lines are being read, or the last one."""
         self._engines = 0
@@ -311,8 +318,11 @@ class Pipeline:
         if self._on_gap is not None:
             self._on_gap(engine, gap)
 
-    def _synth(self, at_ms: int, seconds: float) -> None:
-        self._synth_window.observe(self._window_base_s + at_ms / 1000, seconds)
+    def _latency_of(self, engine: Engine, what: Latency, job: Job, at_ms: int, seconds: float) -> None:
+        if what is Latency.SYNTH:
+            self._synth_window.observe(self._window_base_s + at_ms / 1000, seconds)
+        if self._on_latency is not None:
+            self._on_latency(engine, what, job, at_ms, seconds)
 
     def _job(self, engine: Engine, job: Job) -> None:
         if self._tell is not None:

@@ -68,6 +68,19 @@ class ProofOutcome(StrEnum):
     LOST = "lost"
 
 
+class Latency(StrEnum):
+    """What takes time on a unit's way."""
+
+    SYNTH = "synth"
+    """The synthesis itself, as the log gives it."""
+    READY_WAIT = "ready_wait"
+    """From queued to picked up."""
+    HANDOFF = "handoff"
+    """From picked up to started."""
+    SPAN = "gpu_span"
+    """From GPU_START to GPU_END."""
+
+
 class LatencyBasis(StrEnum):
     """What a proof's latency counts from."""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from cuzk_agent.timeline.ledger import STAGE_RANKS, JobAccount, Ledger, Rank, Track
 from cuzk_agent.timeline.lines import TimelineEvent
-from cuzk_agent.timeline.state import Exemplar, LatencyBasis, ProofOutcome, Stage, UnitOutcome
-from cuzk_agent.timeline.tally import PROOF_KINDS, Counters
+from cuzk_agent.timeline.state import Exemplar, Latency, LatencyBasis, ProofOutcome, Stage, UnitOutcome
+from cuzk_agent.timeline.tally import PROOF_KINDS, Counters, HistogramTally
 
 UNITS_PER_KIND = {"porep-c2": 10, "snap-update": 16}
 """Partitions of a job until its dispatch line tells; the other kinds are proved whole."""
@@ -115,6 +115,15 @@ class Job:
         return sum(unit.outcome is None for unit in self.units.values())
 
     @property
+    def latency(self) -> tuple[LatencyBasis, int] | None:
+        """How long it took in milliseconds, and from when on; None while that is not known."""
+        if self.total_ms is not None:
+            return LatencyBasis.SUBMISSION, self.total_ms
+        if self.last_end_ms is not None:
+            return LatencyBasis.FIRST_EVENT, self.last_end_ms - self.first_ms
+        return None
+
+    @property
     def wasted_units(self) -> list[Unit]:
         """Units proved although their job had failed."""
         if self.outcome is not ProofOutcome.FAILED or self.failed_ms is None:
@@ -137,18 +146,18 @@ class Units:
         age_limit_ms: int | None = None,
         numbers: Iterator[int],
         exemplar: Callable[[str, float, int], Exemplar],
-        on_synth: Callable[[int, float], None],
+        on_latency: Callable[[Latency, Job, int, float], None],
         on_job: Callable[[Job], None],
     ) -> None:
         """`numbers` tells jobs and units apart in facts, `exemplar(job_id, seconds, at_ms)` dates an observation,
-        `on_synth(at_ms, seconds)` hears of every synthesis, `on_job` of every job whose outcome is decided.
+        `on_latency(what, job, at_ms, seconds)` hears of every latency, `on_job` of every job whose outcome is decided.
         `age_limit_ms` None: three times the longest recent stay of the same stage and kind, at least ten minutes."""
         self._ledger = ledger
         self._counters = counters
         self._age_limit_ms = age_limit_ms
         self._numbers = numbers
         self._exemplar = exemplar
-        self._on_synth = on_synth
+        self._on_latency = on_latency
         self._on_job = on_job
         self._jobs: dict[str, list[Job]] = {}
         self._open: dict[Job, None] = {}
@@ -208,10 +217,7 @@ class Units:
         if synth_ms is None and unit.synth_start_ms is not None:
             synth_ms = at_ms - unit.synth_start_ms
         if synth_ms is not None:
-            seconds = synth_ms / 1000
-            kind = unit.job.kind
-            self._counters.synth[kind].observe(seconds, self._exemplar(unit.job.job_id, seconds, at_ms))
-            self._on_synth(at_ms, seconds)
+            self._observe(Latency.SYNTH, unit.job, at_ms, synth_ms)
         self._enter(unit, Rank.READY, at_ms)
         unit.ready_ms = at_ms
 
@@ -227,7 +233,7 @@ class Units:
             return
         unit.worker, unit.gpu = worker, gpu
         if unit.ready_ms is not None:
-            self._counters.ready_wait.observe((at_ms - unit.ready_ms) / 1000)
+            self._observe(Latency.READY_WAIT, unit.job, at_ms, at_ms - unit.ready_ms)
         self._enter(unit, Rank.PICKED_UP, at_ms, gpu)
         self._suspect_overtaken(unit, at_ms)
 
@@ -243,7 +249,7 @@ class Units:
 
     def _start(self, unit: Unit, at_ms: int, worker: int | None, gpu: str | None) -> None:
         if unit.picked_up_ms is not None:
-            self._counters.handoff.observe((at_ms - unit.picked_up_ms) / 1000)
+            self._observe(Latency.HANDOFF, unit.job, at_ms, at_ms - unit.picked_up_ms)
         unit.worker, unit.gpu, unit.start_ms = worker, gpu, at_ms
         self._spans_seen = True
         self._ledger.learn(at_ms, spans_logged=True)
@@ -259,14 +265,29 @@ class Units:
     def _proved(self, unit: Unit, at_ms: int) -> None:
         job = unit.job
         if unit.start_ms is not None and unit.end_ms is None:
-            seconds = (at_ms - unit.start_ms) / 1000
-            self._counters.span[job.kind].observe(seconds, self._exemplar(job.job_id, seconds, at_ms))
+            self._observe(Latency.SPAN, job, at_ms, at_ms - unit.start_ms)
         unit.end_ms = at_ms
         job.last_end_ms = max(at_ms, job.last_end_ms or at_ms)
         if unit.partition is None:
             self._whole_ended.append(unit)
         self._leave(unit, UnitOutcome.PROVED, at_ms)
         self._consider(job, at_ms)
+
+    def _observe(self, what: Latency, job: Job, at_ms: int, latency_ms: int) -> None:
+        # Of disordered lines the later stage may seem to come first.
+        seconds = max(latency_ms, 0) / 1000
+        counters, exemplar = self._counters, None
+        tally: HistogramTally
+        match what:
+            case Latency.READY_WAIT:
+                tally = counters.ready_wait
+            case Latency.HANDOFF:
+                tally = counters.handoff
+            case _:
+                tally = (counters.synth if what is Latency.SYNTH else counters.span)[job.kind]
+                exemplar = self._exemplar(job.job_id, seconds, at_ms)
+        tally.observe(seconds, exemplar)
+        self._on_latency(what, job, at_ms, seconds)
 
     # --- tracing lines -------------------------------------------------------------------------------------------
 
@@ -466,6 +487,11 @@ class Units:
         """Nothing is in flight."""
         return not any(self._shelves.values())
 
+    @property
+    def undecided(self) -> tuple[Job, ...]:
+        """The open jobs, oldest first."""
+        return tuple(self._open)
+
     def open_jobs(self) -> dict[str, tuple[int, int | None]]:
         """By kind: the number of open jobs, and since when (ms) the oldest is known."""
         found: dict[str, tuple[int, int | None]] = dict.fromkeys(PROOF_KINDS, (0, None))
@@ -653,14 +679,10 @@ class Units:
         if any(other.outcome is ProofOutcome.PROVED and other is not job for other in self._jobs[job.job_id]):
             job.repeated = True
             self._ledger.waste(job.account, "repeated", max(at_ms, self._ledger.frontier_ms))
-        if job.total_ms is not None:
-            basis, latency_ms = LatencyBasis.SUBMISSION, job.total_ms
-        elif job.last_end_ms is not None:
-            basis, latency_ms = LatencyBasis.FIRST_EVENT, job.last_end_ms - job.first_ms
-        else:
-            return
-        seconds = latency_ms / 1000
-        self._counters.proof_latency[basis][job.kind].observe(seconds, self._exemplar(job.job_id, seconds, at_ms))
+        if job.latency is not None:
+            basis, latency_ms = job.latency
+            seconds = latency_ms / 1000
+            self._counters.proof_latency[basis][job.kind].observe(seconds, self._exemplar(job.job_id, seconds, at_ms))
 
     def _evict(self, job: Job) -> None:
         del self._closed[job]

@@ -426,3 +426,27 @@ def test_two_lines_that_agree_after_an_idle_night_are_believed() -> None:
     assert account(followed.engine) == (2, 2000, {"fill": 1000 + 1000, "no_work": 36_000_000 - 3000})
     assert followed.state.unparsed["offset"] == 0
     assert followed.state.engine_restarts == 0
+
+
+def tracing(at_ms: int, message: str = "nothing in particular") -> str:
+    return f"2026-11-30T12:00:{at_ms / 1000:09.6f}Z  INFO cuzk_core::engine: {message}"
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["backlog", "live"])
+def test_tracing_lines_do_not_run_ahead_while_the_wall_clock_is_hardly_known(live: bool) -> None:
+    followed = Followed()
+    for at_ms, line in [
+        (900, "TIMELINE,900,SYNTH_START,a,kind=window-post"),
+        (950, tracing(950)),
+        (1000, tracing(1000)),
+        # Half a second between neighbours: the engine started somewhere in 550 ms.
+        (1500, "TIMELINE,1500,SYNTH_END,a,synth_ms=600"),
+        (1800, tracing(1800)),
+        (1850, "TIMELINE,1800,GPU_QUEUE,a,monolithic"),
+        (1900, tracing(1900)),
+    ]:
+        followed.feed([line], Arrival(1000 + at_ms / 1000, UNIX_S + at_ms / 1000, live=live))
+        assert followed.engine.seen_ms <= at_ms
+        followed.pipeline.settle(1000 + at_ms / 1000, UNIX_S + at_ms / 1000)
+        assert followed.engine.frontier_ms <= max(at_ms - 250, 900)
+    assert followed.state.late_events == 0

@@ -96,9 +96,12 @@ class Engine:
         return self.ledger.frontier_ms
 
     def offset_of(self, unix_ms: float) -> int | None:
-        """The offset that a wall-clock time means; None while the wall clock is not anchored."""
-        start_ms = self.anchor.start_unix_ms
-        return None if start_ms is None else int(unix_ms - start_ms)
+        """The offset that a wall-clock time means at least; None while the wall clock is not anchored."""
+        start_ms, uncertainty_ms = self.anchor.start_unix_ms, self.anchor.uncertainty_ms
+        if start_ms is None or uncertainty_ms is None:
+            return None
+        # A line placed too late would drag the frontier along, and events yet to come would be behind it.
+        return int(unix_ms - start_ms - max(uncertainty_ms - 1, 0))
 
     def note_arrival(self, offset_ms: int, monotonic_s: float, *, live: bool) -> None:
         """A line of this offset had been written by then."""
@@ -112,10 +115,11 @@ class Engine:
     def now_ms(self, monotonic_s: float, unix_s: float) -> int | None:
         """This engine's clock now; None while nothing ties it to the agent's."""
         start_s = self.start_monotonic_s
-        anchored_ms = self.anchor.start_unix_ms
-        if not self.arrivals_live and anchored_ms is not None:
-            # Read from a backlog: when the lines came tells little, what time they bear tells more.
-            by_wall_s = monotonic_s - (unix_s - anchored_ms / 1000)
+        anchored_ms, uncertainty_ms = self.anchor.start_unix_ms, self.anchor.uncertainty_ms
+        if not self.arrivals_live and anchored_ms is not None and uncertainty_ms is not None:
+            # Read from a backlog: when the lines came tells little, what time they bear tells more. A clock that is
+            # behind does no harm, one ahead does.
+            by_wall_s = monotonic_s - (unix_s - (anchored_ms + uncertainty_ms) / 1000)
             start_s = by_wall_s if start_s is None else min(start_s, by_wall_s)
         return None if start_s is None else int((monotonic_s - start_s) * 1000)
 

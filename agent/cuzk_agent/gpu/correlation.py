@@ -97,15 +97,15 @@ class _Source:
         if self.since_s is None:
             self.since_s = fact.start_unix_s
         stretches = self.stretches.setdefault(fact.gpu, deque(maxlen=_MAX_PENDING))
-        start_s = fact.start_unix_s
+        start_s, units = fact.start_unix_s, tuple(sorted(fact.units))
         if stretches:
             last = stretches[-1]
             start_s = max(start_s, last.end_s)
-            if last.units == fact.units and start_s - last.end_s < _TOGETHER_S:
+            if last.units == units and start_s - last.end_s < _TOGETHER_S:
                 last.end_s = max(last.end_s, fact.end_unix_s)
                 return
         if fact.end_unix_s > start_s:
-            stretches.append(_Stretch(start_s, fact.end_unix_s, fact.units))
+            stretches.append(_Stretch(start_s, fact.end_unix_s, units))
 
     def settle(self, fact: Settled) -> None:
         if self.since_s is None:
@@ -145,6 +145,7 @@ class _SpanBusy:
 class _Gpu:
     walked_s: float
     """Compared up to here."""
+    begun: bool = False
     samples: deque[BusySample] = field(default_factory=deque)
     users: set[str] = field(default_factory=set)
     """Sources that have had spans here."""
@@ -193,6 +194,8 @@ class Correlator:
         if known is None:
             known = self._gpus[gpu] = _Gpu(start_unix_s)
             self._labels.add(gpu)
+        if not known.begun:
+            known.walked_s = min(known.walked_s, start_unix_s)
         if self._newest_s is None:
             self._first_s = start_unix_s
         if self._newest_s is None or not self._newest_s - MAX_WAIT_S <= end_unix_s <= self._newest_s:
@@ -256,11 +259,12 @@ class Correlator:
                 known.users.add(name)
             covered = source.frontier_s >= end_s
             certain = source.uncertainty_s <= uncertainty_max_s
-            if covered and certain and source.since_s <= start_s:
+            if covered and certain:
                 found[name] = stretches
+                in_doubt = in_doubt or source.since_s > start_s
             else:
-                in_doubt = in_doubt or name in known.users or source.since_s > start_s
-                if sampled and not (covered and certain):
+                in_doubt = in_doubt or name in known.users
+                if sampled:
                     source.left_out_s += end_s - start_s
             if len(self._labels) > 1:
                 homeless = source.stretches.get(_UNKNOWN_GPU, ())
@@ -294,6 +298,7 @@ class Correlator:
             self._tell(known, _pieces(gpu, known.walked_s, until_s, found), 0.0)
 
     def _tell(self, known: _Gpu, pieces: list[Piece], share: float) -> None:
+        known.begun = True
         for piece in pieces:
             known.walked_s = piece.end_unix_s
             self._on_piece(

@@ -36,6 +36,8 @@ _PIECE_MAX_S = 10.0
 """Pieces that are alike are joined until they are this long."""
 _POINTS_MAX = 16_384
 """Points of a power curve kept at most: 5 minutes of the ring's samples, 20 ms apart."""
+_DECISION_GRACE_S = 1.0
+"""A job is decided as soon as a line says so, which is up to 0.25 s before its last span is settled."""
 _MAX_UNDECIDED = 10_000
 """As many jobs as a timeline keeps open."""
 _MAX_DECIDED = 1024
@@ -140,6 +142,9 @@ class _Job:
     covered_s: float = 0.0
     span_s: float = 0.0
     decided: JobDecided | None = None
+    due_s: float | None = None
+    """Once its source has settled this, nothing more is to be expected of it; None before anything after the decision
+    is settled."""
 
 
 class EnergyAccount:
@@ -152,6 +157,7 @@ class EnergyAccount:
         """Undecided ones, and decided ones with units that are not done."""
         self._decided: dict[JobKey, bool] = {}
         """Whether the latest jobs were proved: some energy comes late."""
+        self._just_decided: dict[str, list[_Job]] = {}
         self._settled_s: dict[str, float] = {}
         self._proofs: dict[str, dict[str, HistogramTally]] = {}
         for source in sources:
@@ -203,6 +209,8 @@ class EnergyAccount:
                 self._decide((source, fact.job), fact)
             case Settled():
                 self._settled_s[source] = fact.until_unix_s
+                for job in self._just_decided.pop(source, ()):
+                    job.due_s = fact.until_unix_s + _DECISION_GRACE_S
             case _:
                 pass
 
@@ -266,7 +274,8 @@ class EnergyAccount:
                 del self._units[key]
                 self._add_to_job((source, unit.ended.job), unit, unit.ended.seconds)
         for job_key, job in list(self._jobs.items()):
-            if job.decided is not None and job_key not in unfinished:
+            due = job.due_s is not None and self._settled_s[job_key[0]] >= job.due_s
+            if job.decided is not None and due and job_key not in unfinished:
                 self._observe(job_key[0], job, job.decided)
                 del self._jobs[job_key]
 
@@ -299,6 +308,7 @@ class EnergyAccount:
             del self._decided[next(iter(self._decided))]
         job = self._job(key)
         job.decided = fact
+        self._just_decided.setdefault(key[0], []).append(job)
         self._book(job.joules, proved=fact.proved)
 
     def _book(self, joules_by_gpu: Mapping[str, float], *, proved: bool) -> None:

@@ -293,7 +293,7 @@ class Nvml:
 
 def same_gpu(one: Any, other: Any) -> bool:
     """Whether two handles are of one GPU, also of one that is lost and can't be asked for its UUID."""
-    if one is other:
+    if one == other:
         return True
     try:
         return ctypes.addressof(one.contents) == ctypes.addressof(other.contents)

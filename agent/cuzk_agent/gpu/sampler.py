@@ -111,7 +111,6 @@ class NoAccount:
 class _Listed:
     """A GPU as the driver lists it."""
 
-    index: int
     key: str
     handle: Any
     info: DeviceInfo
@@ -316,7 +315,7 @@ class Sampler:
         try:
             handle = self._nvml.handle(index)
             uuid, pci_bus_id = self._nvml.uuid(handle), self._nvml.pci_bus_id(handle)
-            info = DeviceInfo(uuid, self._nvml.model(handle), pci_bus_id, driver_version)
+            info = DeviceInfo(uuid, self._nvml.model(handle), pci_bus_id, driver_version, index)
         except CallError as error:
             if error.driver_gone:
                 raise
@@ -324,21 +323,21 @@ class Sampler:
             logger.warning("the GPU with NVML's index %d can't be used: %s", index, error)
             return None
         known = (key for key, gpu in self._gpus.items() if pci_bus_id is not None and gpu.info.pci_bus_id == pci_bus_id)
-        return _Listed(index, uuid or next(known, None) or pci_bus_id or f"index {index}", handle, info)
+        return _Listed(uuid or next(known, None) or pci_bus_id or f"index {index}", handle, info)
 
     def _choose_labels(self, listed: Iterable[_Listed]) -> dict[str, str]:
         """A label for each new GPU: the daemon's ordinal, or else NVML's index. Once given, it stays."""
         chosen = {key: gpu.label for key, gpu in self._gpus.items()}
         new = [one for one in listed if one.key not in chosen]
         for label, named in self._labels.items():
-            meant = next((one for one in new if is_named(named, one.index, one.info)), None)
+            meant = next((one for one in new if is_named(named, one.info)), None)
             if meant is not None and meant.key not in chosen and label not in chosen.values():
                 chosen[meant.key] = label
         taken = {*chosen.values(), *self._labels}
         for one in new:
             if one.key not in chosen:
                 # The daemon means another GPU by this number, or it was one's that is lost.
-                label = str(one.index)
+                label = str(one.info.index)
                 while label in taken:
                     label = f"nvml{label}"
                 chosen[one.key] = label
@@ -549,11 +548,11 @@ class _Reading:
         return value, True
 
 
-def is_named(named: str, index: int, info: DeviceInfo) -> bool:
+def is_named(named: str, info: DeviceInfo) -> bool:
     """Whether a UUID, or its beginning, a PCI bus id or an NVML index means this GPU."""
     named = named.lower()
     if named.isdecimal():
-        return int(named) == index
+        return int(named) == info.index
     if named.startswith("gpu-"):
         return info.uuid is not None and info.uuid.lower().startswith(named)
     return info.pci_bus_id is not None and ":" in named and _pci(named) == _pci(info.pci_bus_id.lower())

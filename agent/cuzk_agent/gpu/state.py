@@ -61,6 +61,8 @@ class DeviceInfo:
     model: str | None
     pci_bus_id: str | None
     driver_version: str | None
+    index: int | None = None
+    """NVML's own number for it when it was last listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from cuzk_agent.timeline.ledger import STAGE_RANKS, JobAccount, Ledger, Rank, Track
 from cuzk_agent.timeline.lines import TimelineEvent
@@ -52,6 +53,10 @@ _OVERTAKEN_GRACE_MS = 250
 """Lines of two workers that race may be this far out of order."""
 _MAX_OPEN_JOBS = 10_000
 _MAX_UNITS_PER_JOB = 1024
+_MAX_UNITS = 50_000
+"""Of all jobs together, the closed ones included."""
+_MAX_INCARNATIONS = 16
+"""Open ones of one job id."""
 _MAX_CLOSED_JOBS = 256
 
 
@@ -162,6 +167,8 @@ class Units:
         self._jobs: dict[str, list[Job]] = {}
         self._open: dict[Job, None] = {}
         self._closed: dict[Job, None] = {}
+        self._held = 0
+        """Units of open and closed jobs."""
         self._shelves: dict[tuple[Rank, str], dict[Unit, None]] = {
             (rank, kind): {} for rank in Rank if Rank.NEW < rank < Rank.GONE for kind in PROOF_KINDS
         }
@@ -227,7 +234,6 @@ class Units:
             if before is not None and before is not unit and before.rank is Rank.PICKED_UP:
                 failed = before.job.failed_ms is not None
                 self._leave(before, UnitOutcome.DROPPED if failed else UnitOutcome.LOST, at_ms)
-            self._picked_up_by[worker] = unit
         unit.picked_up_ms = at_ms
         if unit.rank >= Rank.PICKED_UP:
             return
@@ -235,6 +241,8 @@ class Units:
         if unit.ready_ms is not None:
             self._observe(Latency.READY_WAIT, unit.job, at_ms, at_ms - unit.ready_ms)
         self._enter(unit, Rank.PICKED_UP, at_ms, gpu)
+        if worker is not None:
+            self._picked_up_by[worker] = unit
         self._suspect_overtaken(unit, at_ms)
 
     def _suspect_overtaken(self, picked_up: Unit, at_ms: int) -> None:
@@ -328,9 +336,10 @@ class Units:
             return
         unit = job.units.get(partition)
         at_ms = max(at_ms, unit.entered_ms if unit else at_ms)
-        if unit is None:
+        if unit is None and len(job.units) < _MAX_UNITS_PER_JOB:
             unit = self._unit(job, partition)
-        self._leave(unit, UnitOutcome.FAILED, at_ms)
+        if unit is not None:
+            self._leave(unit, UnitOutcome.FAILED, at_ms)
         if job.failed_ms is None:
             job.failed_ms = at_ms
         job.siblings_go_on = job.siblings_go_on or siblings_go_on
@@ -521,8 +530,8 @@ class Units:
         if candidates:
             return self._revive(candidates[-1], event.name)
         latest = self._latest(event.job_id)
-        if latest is not None and event.partition not in latest.units and len(latest.units) < _MAX_UNITS_PER_JOB:
-            return self._unit(latest, event.partition)
+        if latest is not None and event.partition not in latest.units:
+            return self._unit(latest, event.partition) if len(latest.units) < _MAX_UNITS_PER_JOB else None
         if latest is not None and event.name != "SYNTH_START":
             return None
         job = self._new_job(event.job_id, event.offset_ms)
@@ -556,17 +565,35 @@ class Units:
             job.expected = UNITS_PER_KIND.get(kind, 1)
         jobs.append(job)
         self._open[job] = None
+        again = [other for other in jobs if other.outcome is None]
+        if len(again) > _MAX_INCARNATIONS:
+            self._give_up(again[0], at_ms)
         if len(self._open) > _MAX_OPEN_JOBS:
-            oldest = next(iter(self._open))
-            for unit in list(oldest.units.values()):
-                self._leave(unit, UnitOutcome.LOST, at_ms)
-            self._close(oldest, ProofOutcome.LOST, at_ms)
+            self._give_up(next(iter(self._open)), at_ms)
         return job
+
+    def _give_up(self, job: Job, at_ms: int) -> None:
+        """There is more than one can follow."""
+        for unit in job.units.values():
+            if unit.rank is not Rank.GONE:
+                self._leave(unit, UnitOutcome.LOST, max(at_ms, unit.entered_ms))
+        self._close(job, ProofOutcome.LOST if job.failed_ms is None else ProofOutcome.FAILED, at_ms)
+
+    def _make_room(self, keep: Job) -> None:
+        while self._held > _MAX_UNITS:
+            oldest = next((job for job in chain(self._closed, self._open) if job is not keep), None)
+            if oldest is None:
+                return
+            self._give_up(oldest, self._ledger.frontier_ms)
+            if oldest in self._closed:
+                self._evict(oldest)
 
     def _unit(self, job: Job, partition: int | None) -> Unit:
         unit = job.units.get(partition)
         if unit is None:
             unit = job.units[partition] = Unit(job, partition, self._track(job))
+            self._held += 1
+            self._make_room(job)
         return unit
 
     def _track(self, job: Job) -> Track:
@@ -607,12 +634,15 @@ class Units:
         self._unshelve(unit, at_ms)
         self._ledger.enter(unit.track, Rank.GONE, at_ms)
         del unit.job.units[unit.partition]
+        self._held -= 1
 
     def _unshelve(self, unit: Unit, at_ms: int) -> None:
         if unit.shelf is not None:
             del self._shelves[unit.shelf][unit]
             self._stays[unit.shelf].append(at_ms - unit.entered_ms)
             unit.shelf = None
+        if unit.worker is not None and self._picked_up_by.get(unit.worker) is unit:
+            del self._picked_up_by[unit.worker]
         if unit.partition is None:
             self._whole_ready.pop(unit, None)
             self._overtaken.pop(unit, None)
@@ -686,6 +716,7 @@ class Units:
 
     def _evict(self, job: Job) -> None:
         del self._closed[job]
+        self._held -= len(job.units)
         jobs = self._jobs[job.job_id]
         jobs.remove(job)
         if not jobs:

@@ -1,4 +1,5 @@
-"""Wires the rooms together and runs them: the thread that follows the logs, the HTTP server, and their end."""
+"""Wires the rooms together and runs them: the thread that follows the logs, the one that samples the GPUs, the HTTP
+server, and their end."""
 
 from __future__ import annotations
 
@@ -10,21 +11,25 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from cuzk_agent.clock import Clock, system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
 from cuzk_agent.demo import daemon
+from cuzk_agent.gpu.mapping import environment_of_writer
+from cuzk_agent.gpu.watch import GpuWatch
 from cuzk_agent.log.files import FileFollower
 from cuzk_agent.log.source import FollowState, ReadStats
 from cuzk_agent.log.waker import Waker
 from cuzk_agent.metrics import AgentState, Exposition, SourceView
 from cuzk_agent.server import Server, UnavailableError, Views
 from cuzk_agent.timeline.engine import Limits
+from cuzk_agent.timeline.facts import Fact
 from cuzk_agent.timeline.pipeline import Arrival, Pipeline
 
 logger = logging.getLogger(__name__)
@@ -40,7 +45,7 @@ STUCK_S = 30.0
 class _Source:
     """One followed log with its pipeline."""
 
-    def __init__(self, config: SourceConfig, start: Config, clock: Clock) -> None:
+    def __init__(self, config: SourceConfig, start: Config, clock: Clock, on_fact: Callable[[str, Fact], None]) -> None:
         self.name = config.name
         self._clock = clock
         self._follower = FileFollower(config.path, start.start, clock.monotonic_s)
@@ -48,7 +53,8 @@ class _Source:
             Limits(
                 silence_ms=int(start.silence_limit_s * 1000),
                 age_ms=None if start.age_limit_s is None else int(start.age_limit_s * 1000),
-            )
+            ),
+            on_fact=partial(on_fact, config.name),
         )
         self._was_at_end = False
         self._state: FollowState | None = None
@@ -80,12 +86,20 @@ class _Source:
 class Agent:
     """A running agent: `start`, then `stop`."""
 
-    def __init__(self, config: Config, clock: Clock, on_failure: Callable[[], None]) -> None:
-        """`on_failure` is called, in any thread, when the agent should end because a part of it is broken."""
+    def __init__(self, config: Config, clock: Clock, on_failure: Callable[[], None], *, nvml: Any = None) -> None:
+        """`on_failure` is called, in any thread, when the agent should end because a part of it is broken. `nvml` is
+        used as `pynvml`, itself if not given."""
         self._config = config
         self._clock = clock
         self._exposition = Exposition()
-        self._sources = [_Source(source, config, clock) for source in config.sources]
+        self._gpus = GpuWatch(
+            clock,
+            {source.name: partial(environment_of_writer, source.path) for source in config.sources},
+            gpu_map=config.gpu_map,
+            pcie=config.pcie_throughput,
+            lib=nvml,
+        )
+        self._sources = [_Source(source, config, clock, self._gpus.fact) for source in config.sources]
         self._waker = Waker([source.path for source in config.sources], clock.monotonic_s)
         self._ended = threading.Event()
         self._on_failure = on_failure
@@ -93,6 +107,7 @@ class Agent:
         """Something unexpected has happened; the log says what."""
         self._published: _Published | None = None
         self._thread = threading.Thread(target=self._follow, name="logs", daemon=True)
+        self._gpu_thread = threading.Thread(target=self._watch_gpus, name="gpus", daemon=True)
         self._server = Server(
             config.listen.host,
             config.listen.port,
@@ -109,15 +124,19 @@ class Agent:
         """Listens and begins to follow. Raises `server.ListenError`."""
         self._server.start()
         self._thread.start()
+        self._gpu_thread.start()
 
     def stop(self) -> None:
-        """Ends both threads; safe to call once `start` has returned."""
+        """Ends all threads; safe to call once `start` has returned."""
         self._ended.set()
         self._waker.wake()
         self._server.stop()
         self._thread.join(5.0)
         if self._thread.is_alive():
             logger.error("the thread that follows the logs did not end")
+        self._gpu_thread.join(1.0)
+        if self._gpu_thread.is_alive():
+            logger.warning("the thread that samples the GPUs did not end: %s", self._gpus.seen().detail)
 
     def fail(self) -> None:
         """Ends the agent as failed: a part of it, or what it was started for, is broken."""
@@ -141,6 +160,13 @@ class Agent:
             for source in self._sources:
                 source.close()
 
+    def _watch_gpus(self) -> None:
+        try:
+            self._gpus.run(self._ended.is_set, self._ended.wait)
+        except Exception:
+            logger.exception("sampling the GPUs ended unexpectedly")
+            self.fail()
+
     def _publish(self) -> None:
         now_s = self._clock.monotonic_s()
         if self._published is None or now_s - self._published.monotonic_s >= PUBLISH_S:
@@ -162,7 +188,7 @@ class Agent:
         if behind:
             # Counters that are still catching up with the past would look like a burst of work.
             raise UnavailableError("reading the backlog of " + ", ".join(behind))
-        return self._exposition.render(accept, published.state)
+        return self._exposition.render(accept, replace(published.state, nvml=self._gpus.seen()))
 
     def _unhealthy(self) -> Sequence[str]:
         published = self._published
@@ -191,6 +217,11 @@ class Agent:
                 (f"{name}, GPU {gpu}", f"{state.spans} spans, {state.busy_seconds:.1f} s busy")
                 for gpu, state in view.timeline.gpus.items()
             )
+        nvml = self._gpus.seen()
+        facts.append(("NVML", f"{nvml.state}{f' ({nvml.detail})' if nvml.detail else ''}"))
+        facts.extend(
+            (f"GPU {gpu}", f"{chip.info.model or 'of unknown model'}, {chip.state}") for gpu, chip in nvml.gpus.items()
+        )
         return facts
 
 

@@ -44,6 +44,14 @@ _WRITE_EVENTS: list[type[FileSystemEvent]] = [FileModifiedEvent]
 _log = logging.getLogger(__name__)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a watch was taken back while its thread was waiting for an event: watchdog takes that for an error."""
+    return "when the thread is inactive" not in record.getMessage()
+
+
+logging.getLogger("watchdog.observers.inotify").addFilter(_is_news)
+
+
 class Waker:
     """`wait()` returns when a log may have grown, appeared or moved, when `wake()` was called, or when time is up.
 

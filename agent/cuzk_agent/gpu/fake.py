@@ -35,8 +35,8 @@ _UNSIGNED_INT = 1
 class Signal(Protocol):
     """What a GPU does, as a function of wall-clock time."""
 
-    def busy_samples(self, start_unix_s: float, end_unix_s: float) -> Iterable[tuple[int, int]]:
-        """Utilization samples whose time stamps lie in the half-open stretch: (µs, percent)."""
+    def busy_samples(self, start_unix_s: float, end_unix_s: float, boot_unix_s: float) -> Iterable[tuple[int, int]]:
+        """Utilization samples with time stamps in (start, end], as (µs, percent). The cadence is counted from boot."""
         ...
 
     def busy_percent(self, unix_s: float) -> int:
@@ -67,9 +67,9 @@ class Simulated:
     temperature: Callable[[float], float] = lambda _: 35.0
     memory: Callable[[float], int] = lambda _: 0
 
-    def busy_samples(self, start_unix_s: float, end_unix_s: float) -> Iterator[tuple[int, int]]:
+    def busy_samples(self, start_unix_s: float, end_unix_s: float, boot_unix_s: float) -> Iterator[tuple[int, int]]:
         """As the driver does it: whole percents, rounded down, and 99 for a full interval."""
-        for stamp_s in _ticks(start_unix_s, end_unix_s, BUSY_EVERY_S, _BUSY_PHASE_S):
+        for stamp_s in _ticks(start_unix_s, end_unix_s, BUSY_EVERY_S, boot_unix_s + _BUSY_PHASE_S):
             yield round(stamp_s * 1e6), _percent(self.busy(stamp_s - BUSY_EVERY_S, stamp_s))
 
     def busy_percent(self, unix_s: float) -> int:
@@ -131,7 +131,12 @@ class Recorded:
         """Its last one."""
         return self.polls[-1][0]
 
-    def busy_samples(self, start_unix_s: float, end_unix_s: float) -> Sequence[tuple[int, int]]:
+    def busy_samples(
+        self,
+        start_unix_s: float,
+        end_unix_s: float,
+        boot_unix_s: float,  # noqa: ARG002 - the capture has its own time stamps
+    ) -> Sequence[tuple[int, int]]:
         """Those of the capture."""
         first, last = (bisect.bisect_right(self.samples, (round(at * 1e6), 101)) for at in (start_unix_s, end_unix_s))
         return self.samples[first:last]
@@ -187,7 +192,8 @@ class FakeGpu:
         since_s = self._busy_until_s
         self._busy_until_s = monotonic_s
         start_s = unix_s - (BUSY_RING * BUSY_EVERY_S if since_s is None else monotonic_s - since_s)
-        self._busy.extend(self._stamped(self.signal.busy_samples(start_s, unix_s), unix_s - monotonic_s))
+        boot_s = round(unix_s - monotonic_s, 6)
+        self._busy.extend(self._stamped(self.signal.busy_samples(start_s, unix_s, boot_s), boot_s))
         return list(self._busy)
 
     def power_ring(self, unix_s: float, monotonic_s: float) -> list[tuple[int, int]]:
@@ -196,9 +202,10 @@ class FakeGpu:
         self._power_until_s = monotonic_s
         length_s = POWER_RING * POWER_EVERY_S
         start_s = unix_s - (length_s if since_s is None else min(monotonic_s - since_s, length_s))
-        ticks = _ticks(start_s, unix_s, POWER_EVERY_S, _POWER_PHASE_S)
+        boot_s = round(unix_s - monotonic_s, 6)
+        ticks = _ticks(start_s, unix_s, POWER_EVERY_S, boot_s + _POWER_PHASE_S)
         samples = ((round(at * 1e6), round(self.signal.watts(at) * 1000)) for at in ticks)
-        self._power.extend(self._stamped(samples, unix_s - monotonic_s))
+        self._power.extend(self._stamped(samples, boot_s))
         return list(self._power)
 
     def reset(self) -> None:
@@ -377,7 +384,7 @@ class FakeNvml:
         samples = [
             SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=value))
             for stamp, value in ring
-            if stamp > since_us
+            if stamp > since_us or not since_us
         ]
         if not samples:
             raise self._error("NotFound")

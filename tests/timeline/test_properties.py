@@ -428,13 +428,15 @@ def test_pieces_make_no_difference(program: list[Op], data: st.DataObject) -> No
     assert fed(pieces) == fed([lines])
 
 
-@given(in_order, st.booleans(), st.data())
-def test_looking_more_often_makes_no_difference(program: list[Op], live: bool, data: st.DataObject) -> None:
+@given(in_order, st.booleans(), st.sampled_from((Limits(), Limits(silence_ms=4000, age_ms=1500))), st.data())
+def test_looking_more_often_makes_no_difference(
+    program: list[Op], live: bool, limits: Limits, data: st.DataObject
+) -> None:
     log = list(written([Op("engine"), *program], Writer()))
     looks = data.draw(st.lists(st.integers(0, 3), min_size=len(log), max_size=len(log)))
 
     def final(looks: list[int]) -> TimelineState:
-        pipeline = Pipeline()
+        pipeline = Pipeline(limits)
         before_ms = 0
         for (at_ms, line), times in zip(log, looks, strict=True):
             for look in range(times):

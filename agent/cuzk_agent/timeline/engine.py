@@ -156,8 +156,12 @@ class Engine:
         self.last_line_ms = offset_ms
         if offset_ms > self.seen_ms:
             self.seen_ms = offset_ms
-            if self.seen_ms - DISORDER_MS - self.frontier_ms > _SETTLE_STEP_MS:
-                self._settle(self.seen_ms - DISORDER_MS)
+            settled_ms = offset_ms - DISORDER_MS
+            if settled_ms - self.frontier_ms > _SETTLE_STEP_MS:
+                self._settle(settled_ms)
+            elif not self.stopped:
+                # What is due happens before this line, as if someone had just looked.
+                self.units.tick(settled_ms)
 
     def after_line(self) -> None:
         """The line has been taken in."""

@@ -178,6 +178,8 @@ class Units:
         self._picked_up_by: dict[int, Unit] = {}
         self._whole_ended: deque[Unit] = deque(maxlen=32)
         self._last_synth_start_ms = ledger.start_ms
+        self._ticked_ms = ledger.start_ms
+        """Up to here, all that was due has happened."""
         self._spans_seen = False
         self.assembly_logged = False
         """The log tells when a proof is assembled and checked: a job is not done with its last span."""
@@ -419,12 +421,13 @@ class Units:
     def tick(self, to_ms: int) -> None:
         """Lets everything that is due by `to_ms` happen: age limits, graces, verdicts."""
         while True:
-            due_ms = self._next_due_ms()
-            if due_ms is None:
+            next_ms = (self._ticked_ms // _TICK_MS + 1) * _TICK_MS
+            due_ms = self._next_due_ms() if next_ms <= to_ms else None
+            tick_ms = None if due_ms is None else max(-(-due_ms // _TICK_MS) * _TICK_MS, next_ms)
+            if tick_ms is None or tick_ms > to_ms:
+                self._ticked_ms = max(to_ms, self._ticked_ms)
                 return
-            tick_ms = max(-(-due_ms // _TICK_MS) * _TICK_MS, self._ledger.frontier_ms)
-            if tick_ms > to_ms:
-                return
+            self._ticked_ms = tick_ms
             self._happen(tick_ms)
 
     def _next_due_ms(self) -> int | None:

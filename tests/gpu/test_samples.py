@@ -74,6 +74,13 @@ def test_a_ring_stamped_since_boot() -> None:
     assert len(found) == 12
 
 
+def test_a_wild_time_stamp_does_not_change_the_clock() -> None:
+    ring = [(stamp, 10) for stamp in stamps(12, first_s=MONOTONIC_S - 2.2)]
+    found = reader().read([*ring, (2**63, 10), (0, 10)], UNIX_S, MONOTONIC_S)
+    assert len(found) == 12
+    assert found[-1].end_unix_s == pytest.approx(UNIX_S, abs=1e-3)
+
+
 def test_an_old_ring_is_on_the_same_clock() -> None:
     days_s = 3 * 86400
     found = reader().read([(stamp, 10) for stamp in stamps(12)], UNIX_S + days_s, MONOTONIC_S + days_s)

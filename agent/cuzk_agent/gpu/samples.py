@@ -27,7 +27,7 @@ _ENOUGH = 8
 _FUTURE_S = 1.0
 """A time stamp further ahead of the clock than this is from before the clock was set back, or no time at all."""
 _REMEMBERED = 1024
-"""Time stamps remembered: several times the longest ring."""
+"""Time stamps that are remembered at least: several times the longest ring."""
 _POWER_MAX_MW = 100_000_000
 _DISTRUST_POLLS = 3
 """So many polls in a row find a GPU busy whose ring says nothing, until the ring is given up for the time being."""
@@ -96,9 +96,11 @@ class RingReader:
         The whole ring may be passed in each time. The clocks are those of the moment of the read.
         """
         values = {stamp: value for stamp, value in raw if stamp not in self._stale}
-        # The two clocks are decades apart, so that even a ring that stood still for days tells which one it is on.
-        newest_s = max(values, default=0) / 1e6
-        offset_s = 0.0 if abs(newest_s - unix_s) <= abs(newest_s - monotonic_s) else unix_s - monotonic_s
+        # The two clocks are decades apart, so that even a ring that stood still for days tells which one it is on; and
+        # its middle does so although some of its samples may be none.
+        times = sorted(stamp for stamp in values if stamp > 0) or [0]
+        middle_s = times[len(times) // 2] / 1e6
+        offset_s = 0.0 if abs(middle_s - unix_s) <= abs(middle_s - monotonic_s) else unix_s - monotonic_s
         limit_us = (unix_s - offset_s + _FUTURE_S) * 1e6
         fresh: list[int] = []
         stamps: list[int] = []
@@ -121,8 +123,9 @@ class RingReader:
         found = self._intervals(fresh, stamps, values, offset_s)
         if fresh:
             self._newest_us = max(self._newest_us, fresh[-1])
-        for stamp in list(self._seen)[:-_REMEMBERED]:
-            del self._seen[stamp]
+        if len(self._seen) > 2 * _REMEMBERED:
+            for stamp in list(self._seen)[:-_REMEMBERED]:
+                del self._seen[stamp]
         return found
 
     def _learn(self, stamps: Sequence[int]) -> None:
@@ -174,6 +177,8 @@ class _Meter:
         if found:
             self._covered_s = max(self._covered_s, found[-1].end_unix_s - ahead_s)
         polled_unix_s = self._polled_s + ahead_s
+        if not found or found[0].start_unix_s >= polled_unix_s:
+            return found
         return [
             one._replace(start_unix_s=max(one.start_unix_s, polled_unix_s))
             for one in found

@@ -9,6 +9,7 @@ import pytest
 from cuzk_agent.timeline import units
 from cuzk_agent.timeline.engine import Engine, Limits
 from cuzk_agent.timeline.pipeline import Pipeline
+from cuzk_agent.timeline.state import UnitOutcome
 
 
 def event(offset_ms: object, name: str, job: str, detail: str = "partition=1") -> bytes:
@@ -114,3 +115,9 @@ def many(count: int, *makers: Callable[[int], bytes]) -> Iterator[bytes]:
 )
 def test_what_is_held_of_jobs_and_units_is_bounded(lines: Iterable[bytes]) -> None:
     assert_bounded(follow(lines))
+
+
+def test_units_that_are_lost_do_not_raise_the_limit_that_they_hit() -> None:
+    pipeline = follow(event(i * 700_000, "SYNTH_START", f"j{i}") for i in range(6))
+    # Ten minutes for each of them.
+    assert pipeline.state().unit_outcomes[UnitOutcome.LOST] == 5

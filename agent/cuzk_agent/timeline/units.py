@@ -611,7 +611,8 @@ class Units:
     def _enter(self, unit: Unit, rank: Rank, at_ms: int, gpu: str | None = None) -> None:
         if rank <= unit.rank:
             return
-        self._unshelve(unit, at_ms)
+        self._note_stay(unit, at_ms)
+        self._unshelve(unit)
         if unit.job.failed_ms is None:
             unit.job.due_ms = None
         unit.rank, unit.entered_ms = rank, at_ms
@@ -623,7 +624,9 @@ class Units:
 
     def _leave(self, unit: Unit, outcome: UnitOutcome, at_ms: int) -> None:
         aged_out = outcome is UnitOutcome.LOST and unit.rank is Rank.GPU
-        self._unshelve(unit, at_ms)
+        if outcome is UnitOutcome.PROVED:
+            self._note_stay(unit, at_ms)
+        self._unshelve(unit)
         if unit.rank is not Rank.GONE:
             unit.rank, unit.entered_ms = Rank.GONE, at_ms
             self._ledger.enter(unit.track, Rank.GONE, at_ms, aged_out=aged_out)
@@ -634,15 +637,19 @@ class Units:
 
     def _forget(self, unit: Unit, at_ms: int) -> None:
         """The unit never existed: its job has fewer than was thought."""
-        self._unshelve(unit, at_ms)
+        self._unshelve(unit)
         self._ledger.enter(unit.track, Rank.GONE, at_ms)
         del unit.job.units[unit.partition]
         self._held -= 1
 
-    def _unshelve(self, unit: Unit, at_ms: int) -> None:
+    def _note_stay(self, unit: Unit, at_ms: int) -> None:
+        """How long a unit stayed that went on: those that were given up would raise the limit that they hit."""
+        if unit.shelf is not None:
+            self._stays[unit.shelf].append(at_ms - unit.entered_ms)
+
+    def _unshelve(self, unit: Unit) -> None:
         if unit.shelf is not None:
             del self._shelves[unit.shelf][unit]
-            self._stays[unit.shelf].append(at_ms - unit.entered_ms)
             unit.shelf = None
         if unit.worker is not None and self._picked_up_by.get(unit.worker) is unit:
             del self._picked_up_by[unit.worker]

@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu": {"clock", "timeline", "windows"},
     "metrics": {"gpu", "log", "timeline", "windows"},
     "server": set(),
-    "report": {"gpu", "log", "timeline", "windows"},
+    "report": {"clock", "gpu", "log", "timeline", "windows"},
     "demo": {"clock", "gpu", "timeline"},
     "config": set(),
     "app": {"clock", "config", "demo", "gpu", "log", "metrics", "report", "server", "timeline", "windows"},

@@ -1,4 +1,4 @@
-"""The command line: `run`, `check-config` and `demo`."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import argparse
 import logging
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuzk_agent.config import DEFAULT_LISTEN, Config, ConfigError, Listen, load, parse_listen, to_toml
+from cuzk_agent.report.arguments import Bound, parse_bound, parse_duration_ms
+from cuzk_agent.report.words import printable as printable  # noqa: PLC0414  Its users find it here.
+
+if TYPE_CHECKING:
+    from cuzk_agent.report.command import Answer
+    from cuzk_agent.report.progress import ProgressLine
+    from cuzk_agent.report.render import Style
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Exit(IntEnum):
@@ -29,14 +39,20 @@ class Exit(IntEnum):
     """The command line or the configuration is wrong."""
     ADDRESS = 3
     """It cannot listen on its address."""
+    NO_DATA = 4
+    """A log cannot be read, or tells of no work on a GPU."""
+    CONDITION = 5
+    """A condition of `--fail-if` holds."""
 
 
 _EXIT_HELP = f"""\
 exit status:
-  {Exit.STOPPED}  stopped as asked
+  {Exit.STOPPED}  done, or stopped as asked
   {Exit.FAILED}  unexpected failure
   {Exit.USAGE}  wrong command line or configuration
   {Exit.ADDRESS}  cannot listen on the address
+  {Exit.NO_DATA}  a log cannot be read, or tells of no work on a GPU
+  {Exit.CONDITION}  a condition of --fail-if holds
 """
 
 
@@ -79,6 +95,56 @@ def _demo(arguments: argparse.Namespace) -> int:
         return demo(listen=arguments.listen, speed=arguments.speed, seed=arguments.seed)
 
     return _serve(work)
+
+
+def _analyze(arguments: argparse.Namespace) -> int:
+    from cuzk_agent.report.analyze import Options  # noqa: PLC0415  see _serve
+    from cuzk_agent.report.command import Form, run_analyze  # noqa: PLC0415
+    from cuzk_agent.report.model import LONG_GAP_MS  # noqa: PLC0415
+
+    options = Options(
+        LONG_GAP_MS if arguments.gaps is None else arguments.gaps, start=arguments.start, end=arguments.end
+    )
+    with _progress() as progress:
+        answer = run_analyze(
+            arguments.logs,
+            options,
+            form=Form.JSON if arguments.json else Form.CSV if arguments.csv else Form.TEXT,
+            jobs=arguments.jobs,
+            gaps=arguments.gaps is not None,
+            style=_style(),
+            on_progress=progress,
+        )
+    return _answer(answer)
+
+
+def _progress() -> AbstractContextManager[ProgressLine]:
+    from cuzk_agent.clock import system_clock  # noqa: PLC0415  see _serve
+    from cuzk_agent.report.progress import ProgressLine  # noqa: PLC0415
+
+    return closing(ProgressLine(sys.stderr, system_clock()))
+
+
+def _style() -> Style:
+    from cuzk_agent.report.render import MIN_WIDTH, Style  # noqa: PLC0415  see _serve
+
+    if not sys.stdout.isatty():
+        return Style()
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Style(colour, max(MIN_WIDTH, min(shutil.get_terminal_size().columns, 120)))
+
+
+def _answer(answer: Answer) -> int:
+    for complaint in answer.complaints:
+        print(f"cuzk-agent: {printable(complaint)}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(answer.output.encode(sys.stdout.encoding, "replace"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has seen enough. Nothing is left to be written when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit[answer.ending.name]
 
 
 def _serve(work: Callable[[], int]) -> int:
@@ -154,6 +220,27 @@ def _parser() -> argparse.ArgumentParser:
     add("run", _run, "follow logs and serve metrics", parents=[configured])
     add("check-config", _check_config, "print the effective configuration, or what is wrong", parents=[configured])
 
+    analyze = add("analyze", _analyze, "report on a log after the run")
+    analyze.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="the parts of one log, in any order: files (.gz, .zst, .xz, .bz2 too), quoted globs, or - for stdin",
+    )
+    form = analyze.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything, as JSON")
+    form.add_argument("--csv", action="store_true", help="the GPUs as CSV; with --jobs or --gaps these instead")
+    analyze.add_argument("--jobs", action="store_true", help="with a table of the jobs")
+    analyze.add_argument("--gaps", type=_gap_length, metavar="LENGTH", help="with the gaps of this length and more")
+    for option, dest, text in (("--from", "start", "from"), ("--to", "end", "up to")):
+        analyze.add_argument(
+            option,
+            dest=dest,
+            type=_bound,
+            metavar="TIME",
+            help=f"only {text} this time: since the engine's start (90s, 0:03:02.863), or a date and time (UTC)",
+        )
+
     demo = add("demo", _demo, "serve metrics of a simulated daemon and GPU")
     demo.add_argument("--speed", type=_speed, default=10.0, metavar="X", help="times as fast as real life (10)")
     demo.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
@@ -177,11 +264,23 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _listen(text: str) -> Listen:
+def _gap_length(text: str) -> int:
+    return _checked(parse_duration_ms, text)
+
+
+def _bound(text: str) -> Bound:
+    return _checked(parse_bound, text)
+
+
+def _checked(parse: Callable[[str], T], text: str) -> T:
     try:
-        return parse_listen(text)
+        return parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {error}") from None
+
+
+def _listen(text: str) -> Listen:
+    return _checked(parse_listen, text)
 
 
 def set_up_logging(level: str) -> None:
@@ -212,13 +311,3 @@ class LogFormatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
         """The traceback, indented."""
         return "\n".join("    " + printable(line) for line in super().formatException(ei).split("\n"))
-
-
-def printable(text: str) -> str:
-    """`text` with everything that is not printable (line ends too) as a backslash escape."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for character in text
-    )

@@ -126,6 +126,18 @@ def test_time_goes_on_while_nothing_is_written(world: World) -> None:
     assert world.shown()["cuzk_gpu_logged_busy_seconds_total", "a"] == pytest.approx(before + 6.0)
 
 
+def test_the_page_tells_what_a_gpu_did_with_its_time(world: World) -> None:
+    world.paths["a"].write_bytes(
+        b"TIMELINE,1000,GPU_START,porep-1000-1,worker=0,partition=0\n"
+        b"TIMELINE,3000,GPU_END,porep-1000-1,worker=0,partition=0,gpu_ms=2000\n"
+        b"TIMELINE,4000,SYNTH_START,porep-1000-1,partition=1\n"
+        b"TIMELINE,4500,PING,porep-1000-1,x\n"
+    )
+    world.turn()
+    told = dict(world.agent._facts())["a, GPU unknown"]
+    assert told == "1 spans; 2.0 s busy, 1.2 s idle (no_work 1.0, fill 0.2); idle for 1.2 s now"
+
+
 def test_two_scrapes_of_one_state_are_the_same(world: World) -> None:
     world.paths["a"].write_bytes(b"TIMELINE,1000,GPU_START,porep-1000-1,worker=0,partition=0\n")
     world.turn()

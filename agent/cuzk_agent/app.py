@@ -31,6 +31,7 @@ from cuzk_agent.server import Server, UnavailableError, Views
 from cuzk_agent.timeline.engine import Limits
 from cuzk_agent.timeline.facts import Fact
 from cuzk_agent.timeline.pipeline import Arrival, Pipeline
+from cuzk_agent.timeline.state import GpuState
 
 logger = logging.getLogger(__name__)
 
@@ -213,16 +214,25 @@ class Agent:
             in_flight = sum(view.timeline.in_flight.values())
             engine = f"engine running, {in_flight} units in flight" if view.timeline.engine_running else "no engine"
             facts.append((f"source {name}", f"{view.read.state}{_detail(view.read)}; {engine}"))
-            facts.extend(
-                (f"{name}, GPU {gpu}", f"{state.spans} spans, {state.busy_seconds:.1f} s busy")
-                for gpu, state in view.timeline.gpus.items()
-            )
+            facts.extend((f"{name}, GPU {gpu}", _time_of(state)) for gpu, state in view.timeline.gpus.items())
         nvml = self._gpus.seen()
         facts.append(("NVML", f"{nvml.state}{f' ({nvml.detail})' if nvml.detail else ''}"))
         facts.extend(
             (f"GPU {gpu}", f"{chip.info.model or 'of unknown model'}, {chip.state}") for gpu, chip in nvml.gpus.items()
         )
         return facts
+
+
+def _time_of(gpu: GpuState) -> str:
+    """What a GPU did with its time, and what it does now."""
+    idle = ", ".join(
+        f"{cause} {seconds:.1f}"
+        for cause, seconds in sorted(gpu.idle_seconds.items(), key=lambda item: -item[1])
+        if seconds
+    )
+    told = f"{gpu.spans} spans; {gpu.busy_seconds:.1f} s busy, {sum(gpu.idle_seconds.values()):.1f} s idle"
+    open_s = sum((gpu.open_gap_seconds or {}).values())
+    return f"{told}{f' ({idle})' if idle else ''}{f'; idle for {open_s:.1f} s now' if open_s else ''}"
 
 
 @dataclass(frozen=True, slots=True)

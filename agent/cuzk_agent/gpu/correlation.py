@@ -8,7 +8,7 @@ intervals that every source has settled are looked at; a source that can't keep 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -233,10 +233,16 @@ class Correlator:
         settled_s = self._first_s if source.frontier_s is None else source.frontier_s
         return self._newest_s is not None and self._newest_s - settled_s > MAX_WAIT_S
 
-    def _stretches(self, source: _Source, gpu: str) -> Iterable[_Stretch]:
-        yield from source.stretches.get(gpu, ())
-        if len(self._labels) == 1:
-            yield from source.stretches.get(_UNKNOWN_GPU, ())
+    def _stretches(self, source: _Source, gpu: str, start_s: float, end_s: float) -> Iterator[_Stretch]:
+        """What lies in an interval of a source's stretches on a GPU. Time only goes on: older ones are dropped."""
+        for label in (gpu, _UNKNOWN_GPU) if len(self._labels) == 1 else (gpu,):
+            stretches = source.stretches.get(label)
+            while stretches and stretches[0].end_s <= start_s:
+                stretches.popleft()
+            for stretch in stretches or ():
+                if stretch.start_s >= end_s:
+                    break
+                yield _Stretch(max(stretch.start_s, start_s), min(stretch.end_s, end_s), stretch.units)
 
     def _within(
         self, gpu: str, known: _Gpu, start_s: float, end_s: float, uncertainty_max_s: float, *, sampled: bool
@@ -250,11 +256,7 @@ class Correlator:
                 if sampled:
                     source.left_out_s += end_s - start_s
                 continue
-            stretches = [
-                _Stretch(max(stretch.start_s, start_s), min(stretch.end_s, end_s), stretch.units)
-                for stretch in self._stretches(source, gpu)
-                if stretch.start_s < end_s and stretch.end_s > start_s
-            ]
+            stretches = list(self._stretches(source, gpu, start_s, end_s))
             if stretches:
                 known.users.add(name)
             covered = source.frontier_s >= end_s

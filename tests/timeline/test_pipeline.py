@@ -450,3 +450,32 @@ def test_tracing_lines_do_not_run_ahead_while_the_wall_clock_is_hardly_known(liv
         followed.pipeline.settle(1000 + at_ms / 1000, UNIX_S + at_ms / 1000)
         assert followed.engine.frontier_ms <= max(at_ms - 250, 900)
     assert followed.state.late_events == 0
+
+
+@pytest.mark.parametrize("step_ms", [-50_000, -3000, 3000, 50_000])
+def test_a_wall_clock_that_is_set_changes_nothing(step_ms: int) -> None:
+    followed = Followed()
+
+    def read(at_ms: int, *lines: str, set_by_ms: int = step_ms) -> None:
+        arrival = Arrival(1000 + at_ms / 1000, UNIX_S + (at_ms + set_by_ms) / 1000, live=True)
+        followed.feed(lines, arrival)
+        followed.pipeline.settle(arrival.monotonic_s, arrival.unix_s)
+
+    def late(at_ms: int) -> str:
+        return tracing(max(at_ms + step_ms, 0))
+
+    read(0, tracing(0, "starting cuzk engine pipeline_enabled=true"), set_by_ms=0)
+    read(100, "TIMELINE,100,SYNTH_START,a,kind=window-post", set_by_ms=0)
+    read(1100, "TIMELINE,1100,SYNTH_END,a,synth_ms=1000", tracing(1100), set_by_ms=0)
+    read(1200, "TIMELINE,1200,GPU_START,a,worker=0", set_by_ms=0)
+    read(5000, late(5000))
+    read(5200, "TIMELINE,5200,GPU_END,a,worker=0,gpu_ms=4000")
+    read(5300, "TIMELINE,5300,SYNTH_START,b,kind=window-post", late(5300))
+    read(6300, "TIMELINE,6300,SYNTH_END,b,synth_ms=1000", "TIMELINE,6300,GPU_START,b,worker=0")
+    read(7300, "TIMELINE,7300,GPU_END,b,worker=0,gpu_ms=1000", late(7300))
+    followed.pipeline.finish()
+    spans, busy_ms, idle = account(followed.engine)
+    assert (spans, busy_ms, idle["fill"], idle["handoff"]) == (2, 5000, 2000, 100)
+    assert idle["no_work"] == pytest.approx(200, abs=2)
+    assert (followed.state.engine_restarts, followed.state.late_events) == (0, 0)
+    assert followed.units() == {UnitOutcome.PROVED: 2}

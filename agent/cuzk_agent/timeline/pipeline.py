@@ -32,6 +32,8 @@ _JUMP_MS = 3_600_000
 damaged line must not move the clock."""
 _BACK_MS = 5000
 """An offset further back than this, and the next one too, is a new engine: disorder is a matter of milliseconds."""
+_AHEAD_MS = 1000
+"""A time further ahead of the agent's own clock is wrong: that clock may be behind by as long as a read took."""
 _OFFSET = "offset"
 """The reason under which events with an offset that no neighbour shares are counted."""
 _MAX_HELD = 64
@@ -207,8 +209,16 @@ class Pipeline:
             return value.offset_ms
         if isinstance(value, TracingLine):
             offset_ms = engine.offset_of(value.unix_ms)
-            # A clock that was set back says nothing.
-            return offset_ms if offset_ms is not None and offset_ms > engine.seen_ms - _BACK_MS else None
+            if offset_ms is None or offset_ms <= engine.seen_ms - _BACK_MS:
+                # A clock that was set back says nothing.
+                return None
+            arrival = self._arrival
+            if arrival is not None and arrival.live and engine.arrivals_live:
+                # One that was set forward neither, but the line had been written when it was read.
+                now_ms = engine.now_ms(arrival.monotonic_s, arrival.unix_s)
+                if now_ms is not None and offset_ms > now_ms + _AHEAD_MS:
+                    return now_ms
+            return offset_ms
         return None
 
     def _is_odd(self, engine: Engine, offset_ms: int, is_event: bool) -> bool:

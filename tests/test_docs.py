@@ -156,20 +156,16 @@ def test_every_variable_that_is_named_is_one(document: Path) -> None:
 
 def test_the_commands_can_be_typed() -> None:
     text = text_of(README)
-    typed = re.findall(r"cuzk-agent ((?:run|demo|check-config)\b[^\n`]*)", text)
+    typed = re.findall(r"cuzk-agent ((?:run|demo|check-config|analyze)\b[^\n`]*)", text)
     assert typed
     for arguments in typed:
         try:
             cli._parser().parse_args(shlex.split(arguments))
         except (SystemExit, argparse.ArgumentError):
             pytest.fail(f"cuzk-agent {arguments}")
-    options = {option for setting in ("run", "demo", "check-config") for option in known_options(setting)}
-    assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) - {"--enable-feature"} <= options
-
-
-def known_options(command: str) -> set[str]:
     (commands,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return set(commands.choices[command]._option_string_actions)
+    options = {option for command in commands.choices.values() for option in command._option_string_actions}
+    assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) <= options
 
 
 def test_the_make_targets_exist() -> None:

@@ -10,6 +10,7 @@ from cuzk_agent.timeline import units
 from cuzk_agent.timeline.engine import Engine, Limits
 from cuzk_agent.timeline.pipeline import Pipeline
 from cuzk_agent.timeline.state import UnitOutcome
+from cuzk_agent.timeline.tally import PROOF_KINDS
 
 
 def event(offset_ms: object, name: str, job: str, detail: str = "partition=1") -> bytes:
@@ -121,3 +122,50 @@ def test_units_that_are_lost_do_not_raise_the_limit_that_they_hit() -> None:
     pipeline = follow(event(i * 700_000, "SYNTH_START", f"j{i}") for i in range(6))
     # Ten minutes for each of them.
     assert pipeline.state().unit_outcomes[UnitOutcome.LOST] == 5
+
+
+def gpu_worker(worker: int, gpu: object, job: str = "first") -> str:
+    return f"gpu_worker{{worker_id={worker} gpu={gpu} job_id={job} proof_kind=porep-c2}}: "
+
+
+def test_labels_are_bounded() -> None:
+    def returned(index: int) -> bytes:
+        text = "GPU_TIMING prove_start returned spawn_blocking_wall_ms=250"
+        gpus = (f"{index % 1000:03d}", "x" * index, "٣", "-1")
+        return tracing(index, text, gpu_worker(index, gpus[index % 4]))
+
+    pipeline = follow(
+        many(
+            6000,
+            lambda i: event(i, f"E{i}", f"j{i}"),
+            lambda i: event(i, "SYNTH_START", f"j{i}", f"kind=k{i}"),
+            lambda _: b"CUZK_TIMING: tail_msm_ms=1 gpu_total_ms=200",
+            lambda i: b"CUZK_TIMING: mutex_held_ms=201 total_start_fn_ms=250 what_%d_ms=3" % i,
+            returned,
+            lambda i: tracing(i, f"initializing GPU workers num_gpus={'9' * i} gpus=[00, {i}, {i}]"),
+            lambda i: event(i, "GPU_START", f"j{i}", f"worker={i}"),
+            lambda i: tracing(i, f"job enqueued job_id=k{i} proof_kind=k{i}"),
+        )
+    )
+    state = pipeline.state()
+    assert set(state.gpus) <= {*map(str, range(64)), "unknown"}
+    assert set(pipeline._kernel_ms) <= {*map(str, range(64)), "unknown"}
+    assert set(state.jobs_open) == set(state.synth_seconds) == {*PROOF_KINDS}
+    assert len(state.events) == 8
+    assert {gpu for _, gpu in state.trouble} <= {*state.gpus, ""}
+    assert all(len(value) < 64 for value in state.engine_settings.values())
+    assert_bounded(pipeline)
+
+
+def test_job_ids_beyond_what_a_daemon_writes_are_not_kept() -> None:
+    huge = "x" * 60_000
+    pipeline = follow(
+        many(
+            300,
+            lambda i: tracing(i, f"job enqueued job_id={huge}{i} proof_kind=porep-c2"),
+            lambda i: event(i, "SYNTH_START", f"{huge}{i}"),
+            lambda i: tracing(i, "something", gpu_worker(1, 0, f"{huge}{i}")),
+            lambda i: tracing(i, f"partition synthesis failed error={huge} job_id=first partition={i % 7}"),
+        )
+    )
+    assert set(engine_of(pipeline).units._jobs) == {"first"}

@@ -11,15 +11,21 @@ from collections.abc import Callable, Mapping
 
 from cuzk_agent.timeline.engine import Engine
 from cuzk_agent.timeline.lines import TracingLine
+from cuzk_agent.timeline.torn import MAX_JOB_ID
 
 SETTINGS = ("num_gpus", "gpu_workers_per_device", "total_workers", "pipeline_enabled", "rayon_threads")
 """What is kept of the start-up lines."""
+_MAX_SETTING = 64
+_MAX_GPUS = 64
 
 
 def take(engine: Engine, line: TracingLine, at_ms: int) -> None:
     """Tells the engine what a tracing line says."""
     span, message = line.span, line.message
-    _learn_worker(engine, span, "gpu", at_ms)
+    if len(line.fields.get("job_id", "")) > MAX_JOB_ID or len(span.get("job_id", "")) > MAX_JOB_ID:
+        # No TIMELINE line could name that job.
+        return
+    _learn_worker(engine, span, at_ms)
     if "job_id" in span and "proof_kind" in span:
         engine.units.learn_kind(span["job_id"], span["proof_kind"])
     if trouble := _TROUBLE.get(message):
@@ -38,7 +44,7 @@ def take(engine: Engine, line: TracingLine, at_ms: int) -> None:
 
 def settings_in(fields: Mapping[str, str]) -> dict[str, str]:
     """The settings among a line's fields."""
-    return {key: fields[key] for key in SETTINGS if key in fields}
+    return {key: fields[key] for key in SETTINGS if len(fields.get(key, " " * _MAX_SETTING)) < _MAX_SETTING}
 
 
 def _number(fields: Mapping[str, str], key: str) -> int | None:
@@ -46,22 +52,27 @@ def _number(fields: Mapping[str, str], key: str) -> int | None:
     return int(value) if value.isascii() and value.isdecimal() and len(value) <= 12 else None
 
 
-def _learn_worker(engine: Engine, fields: Mapping[str, str], gpu_key: str, at_ms: int) -> None:
-    worker, gpu = _number(fields, "worker_id"), _number(fields, gpu_key)
-    if worker is not None and gpu is not None and gpu < 1000:
-        engine.know_worker(worker, str(gpu), at_ms)
+def _gpu(fields: Mapping[str, str]) -> str | None:
+    gpu = _number(fields, "gpu")
+    return str(gpu) if gpu is not None and gpu < _MAX_GPUS else None
+
+
+def _learn_worker(engine: Engine, fields: Mapping[str, str], at_ms: int) -> None:
+    worker, gpu = _number(fields, "worker_id"), _gpu(fields)
+    if worker is not None and gpu is not None:
+        engine.know_worker(worker, gpu, at_ms)
 
 
 def _gpu_workers(engine: Engine, line: TracingLine, at_ms: int) -> None:
     engine.settings.update(settings_in(line.fields))
     per_device = min(_number(line.fields, "gpu_workers_per_device") or 1, 64)
-    for index, gpu in enumerate(re.findall(r"[0-9]{1,3}", line.fields.get("gpus", ""))[:64]):
+    for index, ordinal in enumerate(re.findall(r"[0-9]+", line.fields.get("gpus", ""))[:_MAX_GPUS]):
         for worker in range(index * per_device, (index + 1) * per_device):
-            engine.know_worker(worker, gpu, at_ms)
+            _learn_worker(engine, {"worker_id": str(worker), "gpu": ordinal}, at_ms)
 
 
 def _worker_started(engine: Engine, line: TracingLine, at_ms: int) -> None:
-    _learn_worker(engine, line.fields, "gpu", at_ms)
+    _learn_worker(engine, line.fields, at_ms)
 
 
 def _enqueued(engine: Engine, line: TracingLine, at_ms: int) -> None:
@@ -80,7 +91,7 @@ def _prove_start_returned(engine: Engine, line: TracingLine, at_ms: int) -> None
     wall_ms = _number(line.fields, "spawn_blocking_wall_ms")
     if wall_ms is None:
         return
-    held = engine.kernel.prove_start_returned(line.span.get("gpu"), wall_ms)
+    held = engine.kernel.prove_start_returned(_gpu(line.span), wall_ms)
     if held is not None and (job_id := line.span.get("job_id")):
         engine.units.kernels_ran(job_id, _number(line.span, "partition"), at_ms - held.mutex_held_ms, at_ms)
 

@@ -394,7 +394,10 @@ class GpuCorrelation:
         return self._correlator.unlogged_busy_seconds(gpu)
 
     def energy_joules(self, gpu: str) -> dict[EnergyUse, float] | None:
-        """The GPU's energy by use, all uses present; None while its power was never read."""
+        """The GPU's energy by use, all uses present; None while its power was never read.
+
+        Spans of a source that can't be compared are not seen here: their energy is unlogged as far as the chip is busy.
+        """
         return self._energy.joules(gpu)
 
     def proof_energy_joules(self) -> dict[tuple[str, str], Histogram]:

@@ -183,7 +183,7 @@ def config(path: Path) -> Config:
     return Config(sources=(SourceConfig("a", path),), listen=ANYWHERE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_run_even_if_it_comes_before_the_wait(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     agents: list[Agent] = []
@@ -201,6 +201,21 @@ def test_a_signal_ends_run_even_if_it_comes_before_the_wait(tmp_path: Path, numb
 def test_a_signal_ends_run_while_it_waits(tmp_path: Path) -> None:
     kill = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
     assert app.run(config(tmp_path / "a.log"), on_start=lambda _: kill.start()) == 0
+
+
+def test_run_outlives_its_terminal_if_started_so(tmp_path: Path) -> None:
+    def on_start(_: Agent) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        kill.start()
+
+    kill = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert app.run(config(tmp_path / "a.log"), on_start=on_start) == 0
+        assert not kill.is_alive()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_run_fails_with_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

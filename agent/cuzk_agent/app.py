@@ -258,7 +258,7 @@ def _detail(read: ReadStats) -> str:
 
 
 class _Signals:
-    """Where the main thread waits for SIGTERM, SIGINT or a call of `wake`.
+    """Where the main thread waits for a signal to stop or a call of `wake`.
 
     A socket is what it waits on, and no Event: a signal that arrives just before a thread waits for a lock does not end
     that wait, and its handler must not touch a lock that the interrupted code may hold.
@@ -267,7 +267,7 @@ class _Signals:
     def __enter__(self) -> Self:
         self._waiting, self._waking = socket.socketpair()
         self._waking.setblocking(False)
-        self._handlers = {number: signal.signal(number, _do_nothing) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._handlers = {number: signal.signal(number, _do_nothing) for number in _stop_signals()}
         self._wakeup_fd = signal.set_wakeup_fd(self._waking.fileno())
         return self
 
@@ -289,8 +289,16 @@ class _Signals:
         if number:
             logger.info("%s: stopping", signal.Signals(number).name)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._handlers:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
+
+def _stop_signals() -> Iterator[signal.Signals]:
+    """What asks the agent to stop. A terminal that closes does too, unless it was started to outlive that."""
+    yield signal.SIGTERM
+    yield signal.SIGINT
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        yield signal.SIGHUP
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:

@@ -200,8 +200,10 @@ class Agent(Process):
 class Prover:
     """Writes a prover's log into a file as it happens: real offsets, each fragment a write of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: int = os.O_APPEND) -> None:
+        """`flags` as for open(2), on top of the obvious ones."""
         self._path = path
+        self._flags = flags
         self._start_s, self._start_unix_ms = time.monotonic(), time.time() * 1000
         self._fd = self._open()
         self.events = 0
@@ -211,7 +213,7 @@ class Prover:
         self._started_ms = 0
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | self._flags, 0o644)
 
     @property
     def start_unix_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 import signal
 import socket
 import subprocess
@@ -108,7 +109,7 @@ def test_busy_and_idle_advance_during_a_span_and_a_gap(log: Path) -> None:
 # --- how it ends
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it(log: Path, number: signal.Signals) -> None:
     log.touch()
     with following(log) as agent:
@@ -225,6 +226,53 @@ def test_rotation_by_renaming_loses_nothing(log: Path) -> None:
         assert page.sum("cuzk_agent_lost_bytes_total") == 0
         assert page.sum("cuzk_agent_truncations_total") == 0
         assert page.sum("cuzk_agent_unparsed_lines_total") == 0
+
+
+@pytest.mark.parametrize("flags", [os.O_APPEND, 0])
+def test_rotation_by_copying_loses_nothing_that_was_there(log: Path, flags: int) -> None:
+    with Prover(log, flags) as prover, following(log) as agent:
+        prover.start_engine()
+        for number in range(3):
+            prover.start_span("porep-1000-1", number)
+            prover.end_span("porep-1000-1", number)
+            agent.wait_for(lambda page: page.sum("cuzk_timeline_events_total") == prover.events, "its events")
+            # A writer that did not open its log for appending goes on where it was, behind a hole of NULs.
+            os.truncate(log, 0)
+            agent.wait_for(lambda page: page.sum("cuzk_agent_truncations_total") == number + 1, "the truncation")  # noqa: B023
+        page = agent.wait_for(lambda page: page.sum("cuzk_gpu_spans_total") == 3, "all spans")
+        assert page.sum("cuzk_agent_lost_bytes_total") == 0
+        assert page.sum("cuzk_agent_unparsed_lines_total") == 0
+        assert (page.sum("cuzk_agent_nul_bytes_total") > 0) == (flags == 0)
+        assert agent.complaints() == []
+
+
+# --- provers that end
+
+
+def test_a_killed_prover_and_its_successor(log: Path) -> None:
+    with following(log) as agent:
+        with Prover(log) as killed:
+            killed.start_engine()
+            killed.start_span("porep-1000-1", 0)
+            agent.wait_for(lambda page: page.has("cuzk_gpu_spans_total") and busy_s(page) > 0.3, "a busy GPU")
+        with Prover(log) as successor:
+            successor.start_engine()
+            page = agent.wait_for(lambda page: page.sum("cuzk_engine_restarts_total"), "the successor")
+            assert page.sum("cuzk_partition_outcomes_total", outcome="abandoned") == 1
+            assert page.sum("cuzk_partitions_in_flight") == 0
+            before_s = busy_s(page)
+            successor.start_span("porep-1000-1", 0)
+            successor.end_span("porep-1000-1", 0)
+            page = agent.wait_for(lambda page: page.sum("cuzk_gpu_spans_total") == 2, "its span")
+            assert busy_s(page) == pytest.approx(before_s + successor.all_busy_s, abs=1e-6)
+            assert page.by("outcome", "cuzk_partition_outcomes_total") == {"abandoned": 1, "proved": 1}
+            successor.tell("received SIGINT, shutting down")
+            page = agent.wait_for(lambda page: not page.sum("cuzk_engine_running"), "its end")
+            # Nothing is known of the GPU now, and nothing is said.
+            assert not page.has("cuzk_gpu_open_gap_seconds")
+            first = agent.page()
+            second = agent.wait_for(lambda page: page.text != first.text, "another page")
+            assert (busy_s(first), idle_s(first)) == (busy_s(second), idle_s(second))
 
 
 # --- what it serves

@@ -95,6 +95,8 @@ class Stretch:
     end_ms: int
     gpus: Mapping[str, Cause | None]
     """Why each known GPU was idle; None for one that was busy."""
+    untouched: Cause
+    """Why a GPU is idle that nothing has reached: one that becomes known later was idle for this."""
     units: Mapping[Stage, int]
     """How many units were in each stage."""
 
@@ -309,9 +311,10 @@ class Ledger:
         causes = list(self._causes(idle, blind))
         if self._on_time is not None:
             gpus: dict[str, Cause | None] = dict.fromkeys(self.accounts)
-            gpus.update((account.gpu, cause) for account, cause in causes if account is not self._untouched)
+            (_, untouched), *others = causes
+            gpus.update((account.gpu, cause) for account, cause in others)
             units = {stage: self._in_stage[rank] for stage, rank in STAGE_RANKS.items()}
-            self._on_time(Stretch(self.frontier_ms, to_ms, gpus, units))
+            self._on_time(Stretch(self.frontier_ms, to_ms, gpus, untouched, units))
         for account, cause in causes:
             account.totals.idle_ms[cause] += elapsed_ms
             if account.gap is not None:

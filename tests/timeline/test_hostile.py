@@ -8,6 +8,7 @@ import pytest
 
 from cuzk_agent.timeline import units
 from cuzk_agent.timeline.engine import Engine, Limits
+from cuzk_agent.timeline.ledger import _MAX_EDGES
 from cuzk_agent.timeline.pipeline import Pipeline
 from cuzk_agent.timeline.state import UnitOutcome
 from cuzk_agent.timeline.tally import PROOF_KINDS
@@ -169,3 +170,23 @@ def test_job_ids_beyond_what_a_daemon_writes_are_not_kept() -> None:
         )
     )
     assert set(engine_of(pipeline).units._jobs) == {"first"}
+
+
+def test_nothing_piles_up_behind_an_engine_that_was_shut_down() -> None:
+    pipeline = follow(
+        [START, tracing(5, "shutting down cuzk engine")]
+        + [event(i, name, f"j{i}", "worker=1") for i in range(5000) for name in ("GPU_START", "GPU_END")]
+    )
+    assert not pipeline.state().engine_running
+    assert not engine_of(pipeline).ledger._edges
+    assert_bounded(pipeline)
+
+
+def test_nothing_piles_up_while_the_log_s_time_stands_still() -> None:
+    lines = (event(7, name, f"j{i}", "worker=1") for i in range(40_000) for name in ("GPU_START", "GPU_END"))
+    pipeline = Pipeline()
+    for line in lines:
+        pipeline.feed([line])
+        assert len(engine_of(pipeline).ledger._edges) <= _MAX_EDGES + 3
+    pipeline.finish()
+    assert pipeline.state().gpus["unknown"].spans == 40_000

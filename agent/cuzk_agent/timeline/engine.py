@@ -154,6 +154,8 @@ class Engine:
             self.ledger.silence(True, self.last_line_ms + self._limits.silence_ms)
             self.ledger.silence(False, offset_ms)
         self.last_line_ms = offset_ms
+        if self.ledger.crowded:
+            self._settle(self.seen_ms)
         if offset_ms > self.seen_ms:
             self.seen_ms = offset_ms
             settled_ms = offset_ms - DISORDER_MS

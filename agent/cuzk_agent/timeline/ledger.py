@@ -17,6 +17,7 @@ from cuzk_agent.timeline.state import Boundary, Cause, Stage
 from cuzk_agent.timeline.tally import GAP_BOUNDS, HistogramTally
 
 UNKNOWN_GPU = "unknown"
+_MAX_EDGES = 50_000
 WASTED_REASONS = ("failed", "repeated")
 
 
@@ -225,6 +226,7 @@ class Ledger:
         self._in_stage = dict.fromkeys(Rank, 0)
         self._unassigned_pickups = 0
         self._silent = False
+        self._finished = False
         # A GPU that nothing ever reached: one that becomes known later takes over its account.
         self._untouched = GpuAccount("", GpuTotals(), start_ms)
 
@@ -258,6 +260,8 @@ class Ledger:
             self._put(at_ms, _Evidence(self.jobs_announced, self.spans_logged))
 
     def _put(self, at_ms: int, edge: _Edge) -> None:
+        if self._finished:
+            return
         if at_ms < self.frontier_ms:
             at_ms = self.frontier_ms
             self.late += 1
@@ -280,6 +284,12 @@ class Ledger:
         self.advance(at_ms)
         while self._edges:
             self._apply(heapq.heappop(self._edges)[2], self.frontier_ms)
+        self._finished = True
+
+    @property
+    def crowded(self) -> bool:
+        """More edges wait than a daemon can make in the time that is not settled yet."""
+        return len(self._edges) > _MAX_EDGES
 
     @property
     def in_flight(self) -> int:

@@ -203,7 +203,8 @@ class _EngineAnalysis:
     def __init__(self, engine: Engine, options: Options) -> None:
         self._engine = engine
         self._options = options
-        self._gpus: defaultdict[str, _Gpu] = defaultdict(_Gpu)
+        self._gpus: dict[str, _Gpu] = {}
+        self._untouched_ms = dict.fromkeys(Cause, 0)
         self._latencies: defaultdict[Latency, defaultdict[str, array[int]]] = defaultdict(
             lambda: defaultdict(lambda: array("q"))
         )
@@ -267,7 +268,7 @@ class _EngineAnalysis:
         length_ms = max(end_ms - start_ms, 0)
         bounded = self.bounded
         for name, cause in stretch.gpus.items():
-            gpu = self._gpus[name]
+            gpu = self._gpu_of(name)
             if cause is None:
                 if bounded:
                     gpu.idle_since_busy.clear()
@@ -278,6 +279,7 @@ class _EngineAnalysis:
                 gpu.idle_ms[cause] += length_ms
                 if bounded:
                     gpu.idle_since_busy.append((stretch.start_ms, cause, length_ms))
+        self._untouched_ms[stretch.untouched] += length_ms
         if lanes := stretch.units[Stage.SYNTH]:
             self._lane_time += lanes * length_ms
             self._any_synth += length_ms
@@ -286,8 +288,14 @@ class _EngineAnalysis:
                 if end_ms > max(start_ms, first_ms):
                     self._synth_time.add(max(start_ms, first_ms), end_ms, last_ms)
 
+    def _gpu_of(self, name: str) -> _Gpu:
+        gpu = self._gpus.get(name)
+        if gpu is None:
+            gpu = self._gpus[name] = _Gpu(idle_ms=dict(self._untouched_ms))
+        return gpu
+
     def gap(self, gap: Gap) -> None:
-        gpu = self._gpus[gap.gpu]
+        gpu = self._gpu_of(gap.gpu)
         start_ms, end_ms = self._clip(gap.start_ms, gap.end_ms)
         by_cause_ms = gap.by_cause_ms
         if (start_ms, end_ms) != (gap.start_ms, gap.end_ms):
@@ -438,7 +446,7 @@ class _EngineAnalysis:
         )
 
     def _gpu(self, name: str, run_end_ms: int, run_ms: int, kernel_ms: int | None) -> GpuReport:
-        engine, gpu = self._engine, self._gpus[name]
+        engine, gpu = self._engine, self._gpu_of(name)
         account = engine.ledger.accounts[name]
         shares = engine.ledger.open_gap(account)
         open_gap_ms = None

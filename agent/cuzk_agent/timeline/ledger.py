@@ -347,12 +347,13 @@ class Ledger:
             else:
                 yield account, self._cause(account, ready, units)
                 units -= 1
+                ready -= 1
 
     def _cause(self, account: GpuAccount, ready: int, units: int) -> Cause:
-        """`units` is what is left for this GPU and for those that became idle after it."""
+        """`ready` and `units` are what is left for this GPU and for those that became idle after it."""
         if units <= 0:
             return Cause.NO_WORK
-        if ready:
+        if ready > 0:
             return Cause.HANDOFF
         if self._in_stage[Rank.SYNTH]:
             if account.reached and (self._in_stage[Rank.WAITING] or not self._settled.jobs_announced):

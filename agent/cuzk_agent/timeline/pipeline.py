@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ _AHEAD_MS = 1000
 _OFFSET = "offset"
 """The reason under which events with an offset that no neighbour shares are counted."""
 _MAX_HELD = 64
+_MAX_EARLY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Pipeline:
         self.engine: Engine | None = None
         """The engine whose lines are being read, or the last one."""
         self._engines = 0
+        self._early: deque[TracingLine] = deque(maxlen=_MAX_EARLY)
+        """Lines that came before any engine was seen."""
         self._fresh = False
         """The daemon's process has started: the next engine is seen from its beginning."""
         self._startup: dict[str, str] = {}
@@ -156,11 +160,9 @@ class Pipeline:
     def _take(self, value: LogLine) -> None:
         if isinstance(value, TracingLine) and self._engine_line(value):
             return
-        engine = self.engine
-        if engine is None or (engine.stopped and self._fresh):
-            if not isinstance(value, TimelineEvent):
-                return
-            engine = self._begin(0 if self._fresh else value.offset_ms)
+        engine = self._engine_of(value)
+        if engine is None:
+            return
         offset_ms = self._offset_ms(engine, value)
         if self._held:
             if offset_ms is None:
@@ -186,6 +188,7 @@ class Pipeline:
             case "cuzk-daemon starting":
                 self._stop()
                 self._fresh = True
+                self._early.clear()
                 self._startup = {}
             case "rayon global thread pool configured":
                 self._startup.update(messages.settings_in(line.fields))
@@ -297,6 +300,24 @@ class Pipeline:
         self.engine = engine
         self._engines += 1
         self._fresh = False
+        return engine
+
+    def _engine_of(self, value: LogLine) -> Engine | None:
+        """The engine that this line is of: one whose start-up line was not seen begins with its first event. What was
+        logged before that had no clock to go by, and is taken for as old as the event."""
+        engine = self.engine
+        if engine is not None and not (engine.stopped and self._fresh):
+            return engine
+        if isinstance(value, TracingLine):
+            self._early.append(value)
+        if not isinstance(value, TimelineEvent):
+            return None
+        engine = self._begin(0 if self._fresh else value.offset_ms)
+        for line in self._early:
+            messages.take(engine, line, engine.ledger.start_ms)
+        if self._early:
+            engine.anchor.note_tracing(self._early[-1].unix_ms)
+            self._early.clear()
         return engine
 
     def _stop(self) -> None:

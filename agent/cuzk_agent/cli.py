@@ -21,6 +21,7 @@ from cuzk_agent.report.words import printable as printable  # noqa: PLC0414  Its
 
 if TYPE_CHECKING:
     from cuzk_agent.report.command import Answer
+    from cuzk_agent.report.conditions import Condition
     from cuzk_agent.report.progress import ProgressLine
     from cuzk_agent.report.render import Style
 
@@ -112,6 +113,21 @@ def _analyze(arguments: argparse.Namespace) -> int:
             form=Form.JSON if arguments.json else Form.CSV if arguments.csv else Form.TEXT,
             jobs=arguments.jobs,
             gaps=arguments.gaps is not None,
+            style=_style(),
+            on_progress=progress,
+        )
+    return _answer(answer)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from cuzk_agent.report.command import Form, run_compare  # noqa: PLC0415  see _serve
+
+    with _progress() as progress:
+        answer = run_compare(
+            arguments.base,
+            arguments.new,
+            conditions=arguments.fail_if,
+            form=Form.JSON if arguments.json else Form.TEXT,
             style=_style(),
             on_progress=progress,
         )
@@ -241,6 +257,19 @@ def _parser() -> argparse.ArgumentParser:
             help=f"only {text} this time: since the engine's start (90s, 0:03:02.863), or a date and time (UTC)",
         )
 
+    compare = add("compare", _compare, "set runs side by side, and tell changes from noise")
+    compare.add_argument("base", metavar="BASE", help="a log: a file, a quoted glob of its parts, or - for stdin")
+    compare.add_argument("new", nargs="+", metavar="NEW", help="another one, or several: each is set against BASE")
+    compare.add_argument("--json", action="store_true", help="as JSON")
+    compare.add_argument(
+        "--fail-if",
+        type=_condition,
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="end with status 5 if this holds, e.g. 'logged_utilization<0.9 or change.proof_mean_s>5%%'",
+    )
+
     demo = add("demo", _demo, "serve metrics of a simulated daemon and GPU")
     demo.add_argument("--speed", type=_speed, default=10.0, metavar="X", help="times as fast as real life (10)")
     demo.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
@@ -270,6 +299,13 @@ def _gap_length(text: str) -> int:
 
 def _bound(text: str) -> Bound:
     return _checked(parse_bound, text)
+
+
+def _condition(text: str) -> Condition:
+    from cuzk_agent.report.compare import NAMES  # noqa: PLC0415  see _serve
+    from cuzk_agent.report.conditions import parse_condition  # noqa: PLC0415
+
+    return _checked(lambda condition: parse_condition(condition, NAMES), text)
 
 
 def _checked(parse: Callable[[str], T], text: str) -> T:

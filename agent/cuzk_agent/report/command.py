@@ -9,8 +9,10 @@ from enum import Enum, auto
 
 from cuzk_agent.report import render
 from cuzk_agent.report.analyze import Options, analyze
+from cuzk_agent.report.compare import Comparison, compare
+from cuzk_agent.report.conditions import Condition, UnknownFigureError
 from cuzk_agent.report.inputs import InputError, Progress, expand
-from cuzk_agent.report.model import Report
+from cuzk_agent.report.model import VERSION, Report
 from cuzk_agent.report.words import plural, printable
 
 
@@ -93,3 +95,52 @@ def what_is_missing(report: Report, options: Options) -> str | None:
     if any(engine.settings.get("pipeline_enabled") == "false" for engine in report.engines):
         return f"{logs}: no TIMELINE line in it; with pipeline_enabled=false the daemon writes none"
     return f"{logs}: no TIMELINE line in {plural(report.lines, 'line')}; is this the log of a cuzk daemon?"
+
+
+def run_compare(
+    base: str,
+    new: Sequence[str],
+    *,
+    conditions: Sequence[Condition],
+    form: Form,
+    style: render.Style,
+    on_progress: Callable[[Progress], None],
+) -> Answer:
+    """Runs set against a base, each given as one log: a file, a glob that matches its parts, or `-`."""
+    reports: list[Report] = []
+    complaints: list[str] = []
+    for log in (base, *new):
+        try:
+            report, fault = analyze(expand([log]), on_progress=on_progress)
+        except InputError as error:
+            complaints.append(str(error))
+            continue
+        lack = what_is_missing(report, Options())
+        complaints += [str(fault)] if fault is not None else []
+        complaints += [lack] if lack is not None else []
+        reports.append(report)
+    if complaints:
+        return Answer("", tuple(complaints), Ending.NO_DATA)
+    before, *others = reports
+    comparisons = [compare(before, report) for report in others]
+    if form is Form.JSON:
+        found = {"version": VERSION, "base": list(before.logs), "new": [each.to_json() for each in comparisons]}
+        output = json.dumps(found, indent=2) + "\n"
+    else:
+        output = render.comparison_text(before, comparisons, style)
+    ending = Ending.STOPPED
+    for comparison in comparisons:
+        for condition in conditions:
+            told = _what_holds(condition, comparison)
+            if told is not None:
+                complaints.append(f"{', '.join(comparison.logs)}: {told}")
+                ending = Ending.CONDITION
+    return Answer(output, tuple(complaints), ending)
+
+
+def _what_holds(condition: Condition, comparison: Comparison) -> str | None:
+    try:
+        return f"{condition.text} holds" if condition.holds(comparison.values()) else None
+    except UnknownFigureError as error:
+        # What is meant to guard must not pass what it cannot see.
+        return f"{condition.text} cannot be told: the log says nothing about {error}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from cuzk_agent.report.compare import Chance, Compared, Comparison, Unit
 from cuzk_agent.report.model import EngineReport, GpuReport, JobRow, LongGap, Report, Values
 from cuzk_agent.report.words import NONE, duration, number, offset, plural, printable, share
 from cuzk_agent.timeline.state import Boundary, Cause, LatencyBasis, ProofOutcome, UnitOutcome
@@ -243,6 +244,92 @@ def _failures(engine: EngineReport) -> Table:
     for (kind, gpu), count in engine.trouble.items():
         table.rows.append(("log", f"{kind} on GPU {gpu}" if gpu else kind, f"{count:,}"))
     return table
+
+
+# --- runs side by side ---------------------------------------------------------------------------------------------
+
+
+def comparison_text(base: Report, comparisons: Sequence[Comparison], style: Style | None = None) -> str:
+    """Each run against the base, for people."""
+    style = style or Style()
+    lines = [f"base: {_logs(base.logs)}"]
+    for comparison in comparisons:
+        before, now = comparison.bound_by
+        lines += [style.bold(f"new:  {_logs(comparison.logs)}"), ""]
+        lines += _wrapped(f"Bound by: {before}" + (f" → {now}" if now != before else ""), style)
+        for note in comparison.notes:
+            lines += [style.bad(line) for line in _wrapped(note, style)]
+        lines += ["", *_comparison(comparison).lines(style), "", *_differing_settings(comparison, style), ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _comparison(comparison: Comparison) -> Table:
+    table = Table(("figure", "base", "new", "change", "95% range", ""), left=frozenset({0, 5}))
+    for compared in comparison.figures:
+        if not compared.base and not compared.new:
+            continue
+        unit = compared.figure.unit
+        table.rows.append(
+            (
+                compared.figure.name,
+                _figure(compared.base, unit),
+                _figure(compared.new, unit),
+                _change(compared.change),
+                _interval(compared.interval, unit),
+                _so(compared),
+            )
+        )
+    return table
+
+
+def _figure(value: float | None, unit: Unit) -> str:
+    if value is None:
+        return NONE
+    match unit:
+        case Unit.RATIO:
+            return f"{value:.1%}"
+        case Unit.SECONDS:
+            return duration(value * 1000)
+        case Unit.PER_HOUR:
+            return number(value)
+        case Unit.COUNT:
+            return f"{value:,.0f}"
+
+
+def _change(change: float | None) -> str:
+    if change is None:
+        return NONE
+    return f"{change:+.1%}" if change < 9.995 else f"× {change + 1:,.0f}"
+
+
+def _interval(interval: tuple[float, float] | None, unit: Unit) -> str:
+    if interval is None:
+        return NONE
+    low, high = interval
+    if unit is Unit.RATIO:
+        return f"{low * 100:+.1f} to {high * 100:+.1f} pts"
+    digits = 3 if max(abs(low), abs(high)) < 1 else 2
+    return f"{low:+.{digits}f} to {high:+.{digits}f} s"
+
+
+def _so(compared: Compared) -> str:
+    match compared.chance:
+        case Chance.NOISE:
+            return "noise"
+        case Chance.REAL:
+            return "changed" if compared.better is None else "better" if compared.better else "worse"
+        case _:
+            return ""
+
+
+def _differing_settings(comparison: Comparison, style: Style) -> list[str]:
+    if not comparison.settings:
+        return ["  The settings that the logs tell are the same."]
+    table = Table(("setting", "base", "new"), left=frozenset({0, 1, 2}))
+    table.rows.extend(
+        (key, before or "not told", now or "not told") for key, (before, now) in comparison.settings.items()
+    )
+    return table.lines(style)
 
 
 # --- jobs and gaps ---------------------------------------------------------------------------------------------------

@@ -519,12 +519,12 @@ def cases(draw: st.DrawFn) -> Case:
     chance = random.Random(draw(st.integers(0, 2**32)))
 
     def stretches(length_max_ms: int, value_max: int) -> list[tuple[int, int, int]]:
-        """Up to the end, some of them missing; the last is not."""
+        """Up to the end, some of them missing; the first, with which time begins, and the last are not."""
         found = []
         at_ms = 0
         while at_ms < LENGTH_MS:
             start_ms, at_ms = at_ms, min(at_ms + chance.randint(1, length_max_ms), LENGTH_MS)
-            if at_ms == LENGTH_MS or chance.random() < 0.98:
+            if start_ms == 0 or at_ms == LENGTH_MS or chance.random() < 0.98:
                 found.append((start_ms, at_ms, chance.randint(0, value_max)))
         return found
 
@@ -565,8 +565,7 @@ def by_brute_force(case: Case) -> Shares:
             over_ms = (end_ms - start_ms) * percent / 100 - (end_ms - start_ms - outside_ms)
             if outside_ms and over_ms > 0:
                 unlogged[start_ms:end_ms] = [over_ms / outside_ms] * (end_ms - start_ms)
-        begin_ms = min(case.samples[gpu][0][0], case.power[gpu][0][0])
-        for ms in range(begin_ms, LENGTH_MS):
+        for ms in range(LENGTH_MS):
             joules = watts[ms] / 1000
             units = [unit for unit in here if unit.start_ms <= ms < unit.end_ms]
             if not units:

@@ -146,6 +146,7 @@ class _Gpu:
     walked_s: float
     """Compared up to here."""
     begun: bool = False
+    """Before, the earliest that was read is where time begins."""
     samples: deque[BusySample] = field(default_factory=deque)
     users: set[str] = field(default_factory=set)
     """Sources that have had spans here."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cuzk_agent.log.splitter import LineSplitter
 from cuzk_agent.timeline import units
 from cuzk_agent.timeline.engine import Engine, Limits
 from cuzk_agent.timeline.ledger import _MAX_EDGES
@@ -190,3 +196,153 @@ def test_nothing_piles_up_while_the_log_s_time_stands_still() -> None:
         assert len(engine_of(pipeline).ledger._edges) <= _MAX_EDGES + 3
     pipeline.finish()
     assert pipeline.state().gpus["unknown"].spans == 40_000
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def growth_within(limit_bytes: int) -> Iterator[None]:
+    """What runs inside never holds more than so much of Python's memory beyond what was held before."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"TIMELINE,5,SYNTH_START,",
+        b"TIMELINE,5,GPU_END,j,worker=1,gpu_ms=",
+        b"2026-11-30T14:00:00.000000Z  INFO cuzk_core::engine: partition synthesis failed error=",
+        b"CUZK_TIMING: gpu_tid=0 ntt_msm_h_ms=",
+        b"\x1b[2m",
+    ],
+)
+@pytest.mark.parametrize("filling", [b"9", b",", b"\x1b[3m", b" a=b", b"\xff", b"\0"])
+def test_a_line_of_100_megabytes(head: bytes, filling: bytes) -> None:
+    chunk = filling * (1024 * 1024 // len(filling))
+    splitter, pipeline = LineSplitter(), Pipeline()
+    with growth_within(16 * 1024 * 1024):
+        pipeline.feed(splitter.feed(START + b"\n" + head))
+        for _ in range(100):
+            pipeline.feed(splitter.feed(chunk))
+        pipeline.feed(splitter.feed(b"\n" + event(7, "SYNTH_END", "first") + b"\n"))
+    pipeline.finish()
+    assert pipeline.state().events["SYNTH_END"] == 1
+
+
+ODD_NUMBERS = (
+    "",
+    "-1",
+    "+1",
+    "1.5",
+    "1e3",
+    "0x10",
+    "٣٤",
+    "３",
+    "²",
+    "9" * 12,
+    "9" * 30,
+    "9" * 4000,
+    "NaN",
+    "inf",
+    "1_000",
+)
+ODD_TIMES = (
+    "9999-12-31T23:59:59.999999Z",
+    "1970-01-01T00:00:00.000000Z",
+    "0000-00-00T00:00:00Z",
+    "2026-13-41T25:61:61.000000Z",
+    "2026-11-30T14:00:00.999999999Z",
+)
+ODD_TEXTS = (
+    "job enqueued job_id={job} proof_kind={number} priority=Normal",
+    "dispatching per-partition synthesis (budget-gated) job_id={job} num_partitions={number}",
+    "partition synthesis failed error=x job_id={job} partition={number}",
+    "partition GPU prove complete job_id={job} partition={number} gpu_ms={number}",
+    "Phase 7: all partitions complete, proof assembled job_id={job} total_ms={number} synth_ms={number}",
+    "proof completed successfully (pipeline) total_ms={number} gpu_ms={number}",
+    "Phase 7: per-partition verification results job_id={job} invalid_partitions=[{number}, {number}]",
+    "initializing GPU workers num_gpus={number} gpu_workers_per_device={number} gpus=[{number}]",
+    "pipeline GPU worker started worker_id={number} gpu={number} sub_id=0",
+    "GPU_TIMING prove_start returned worker_id={number} spawn_blocking_wall_ms={number}",
+)
+
+
+def odd_lines() -> Iterator[bytes]:
+    for number in ODD_NUMBERS:
+        for name in ("SYNTH_START", "SYNTH_END", "GPU_PICKUP", "GPU_START", "GPU_END"):
+            yield event(number, name, "first")
+            for key in ("partition", "worker", "synth_ms", "gpu_ms"):
+                yield event(9, name, "first", f"partition=1,worker=2,{key}={number}")
+                yield event(9, name, "first", f"{key}={number}")
+        for time in ODD_TIMES:
+            for text in ODD_TEXTS:
+                filled = text.format(job="first", number=number)
+                span = f"gpu_worker{{worker_id={number} gpu={number} job_id=first partition=Some({number})}}: "
+                yield f"{time}  INFO {span}cuzk_core::engine: {filled}".encode()
+        for phase in ("gpu_total_ms", "barrier_wait_ms", "mutex_held_ms", "total_start_fn_ms"):
+            yield f"CUZK_TIMING: {phase}={number} {phase}={number}".encode()
+    yield b"TIMELINE"
+    yield b"TIMELINE,"
+    yield b"TIMELINE,,,,"
+    yield b"TIMELINE,5,\x1b[31mGPU_END\x1b[0m,\xff\xfe,partition=1"
+    yield b"\x1b]0;title\x07\x1b[2J\x9b31m"
+    yield bytes(range(256))
+
+
+def test_odd_values_in_every_field() -> None:
+    lines = list(odd_lines())
+    Random(1).shuffle(lines)
+    pipeline = follow([START, *lines, *odd_lines()])
+    state = pipeline.state()
+    assert sum(state.unparsed.values()) > 0
+    assert set(state.gpus) <= {*map(str, range(64)), "unknown"}
+    assert_bounded(pipeline)
+    engine = engine_of(pipeline)
+    for account in engine.ledger.accounts.values():
+        elapsed_ms = engine.frontier_ms - engine.ledger.start_ms
+        assert account.totals.busy_ms + sum(account.totals.idle_ms.values()) == elapsed_ms
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=80),
+            st.sampled_from(sorted(set(odd_lines()))),
+            st.builds(
+                lambda line, at: line[:at] + line[at + 1 :],
+                st.sampled_from(sorted(set(odd_lines()))),
+                st.integers(0, 99),
+            ),
+            st.sampled_from(
+                [event(at, name, "j", "worker=1") for at in (5, 10**13) for name in ("GPU_START", "GPU_END")]
+            ),
+        ),
+        max_size=80,
+    )
+)
+def test_any_bytes(lines: list[bytes]) -> None:
+    splitter, pipeline = LineSplitter(), Pipeline()
+    for line in lines:
+        pipeline.feed(splitter.feed(line + b"\r\n"))
+    pipeline.settle(1e6, 1.7e9)
+    pipeline.finish()
+    pipeline.state()
+
+
+def test_one_event_from_the_far_future_moves_nothing_and_a_run_of_them_takes_no_time() -> None:
+    far = 9_000_000_000_000
+    steady = [event(i * 10, "SYNTH_START", f"j{i}") for i in range(50)]
+    alone = follow([*steady[:25], event(far, "GPU_END", "x", "worker=1,gpu_ms=3"), *steady[25:]])
+    assert engine_of(alone).seen_ms == 490
+    assert alone.state().unparsed["offset"] == 1
+    run = follow([*steady, *(event(far + i, "GPU_START", f"x{i}", "worker=1") for i in range(1000)), *steady])
+    assert run.state().engine_restarts == 1
+    # And hour after hour, which is believed.
+    follow(event(i * 3_500_000, "GPU_START", f"x{i}", "worker=1") for i in range(2000))

@@ -230,6 +230,21 @@ def test_without_a_ring_polls_count_and_without_both_nothing() -> None:
     assert not meter.wants_poll
 
 
+def test_power_is_told_in_steps_and_no_energy_is_lost() -> None:
+    """A hole ends a step: nobody knows what was drawn in it."""
+    clocks, meter = Clocks(), PowerMeter(UNIX_S, MONOTONIC_S, 8.0)
+    now = clocks.after(3.0)
+    times = stamps(119, first_s=now[0] - 2.36, every_s=0.02)
+    ring = [(stamp, 100_000 + 1000 * number) for number, stamp in enumerate(times) if not 50 <= number < 60]
+    found = meter.ring(ring, *now)
+    joules = math.fsum((one.end_unix_s - one.start_unix_s) * one.watts for one in found)
+    assert joules == pytest.approx(sum(value for _, value in ring) / 1000 * 0.02, rel=1e-4)
+    assert sum(one.end_unix_s - one.start_unix_s for one in found) == pytest.approx(109 * 0.02, abs=1e-4)
+    assert max(one.end_unix_s - one.start_unix_s for one in found) == pytest.approx(0.1, abs=1e-4)
+    assert len(found) == 22
+    assert found[0].watts == pytest.approx(102)
+
+
 def test_power_comes_from_the_ring_or_from_the_moment() -> None:
     clocks, meter = Clocks(), PowerMeter(UNIX_S, MONOTONIC_S, 8.0)
     now = clocks.after(2.0)

@@ -166,6 +166,22 @@ def test_samples_that_fail_for_a_while_are_made_up_for_from_the_ring() -> None:
     assert chip.sampled_seconds == pytest.approx(chip.observed_seconds, abs=4.3)
 
 
+def test_samples_that_go_on_failing_give_way_to_polling() -> None:
+    bench = started()
+    before = bench.chip()
+    bench.nvml.fail("nvmlDeviceGetSamples", error="Unknown", gpu=0)
+    during = bench.cycle(20).gpus["0"]
+    assert (during.state, during.method) == (NvmlState.UP, Method.POLLING)
+    assert during.detail == "nvmlDeviceGetSamples: Unknown"
+    assert during.sampled_seconds - before.sampled_seconds == pytest.approx(40, abs=8.5)
+    power = bench.kept.power_samples["0"]
+    assert sum(one.end_unix_s - one.start_unix_s for one in power) == pytest.approx(120, abs=2.5)
+    bench.nvml.heal()
+    after = bench.cycle(3).gpus["0"]
+    assert (after.method, after.detail) == (Method.SAMPLES, "")
+    assert after.sampled_seconds <= after.observed_seconds
+
+
 def test_a_name_that_is_no_utf_8() -> None:
     fake = gpu(0)
     fake.name = b"NVIDIA \xff\xfe"

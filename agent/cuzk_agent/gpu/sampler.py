@@ -1,8 +1,8 @@
 """Samples every GPU that NVML lists, again and again, and publishes what was found as one frozen view.
 
-Reading a ring takes 1.4 ms, everything else some µs, and what is made of it 0.8 ms a cycle. Power's ring holds 2.4 s, so
-that a cycle every 2 s loses nothing; utilization's holds 14 s and is read every other cycle. That makes about 0.15 % of
-a core for each GPU, if the driver spends all of its time on the CPU.
+Reading a ring takes 1.4 ms, everything else some µs, and what is made of it 0.8 ms a cycle. Power's ring holds 2.4 s,
+so that a cycle every 2 s loses nothing; utilization's holds 14 s and is read every other cycle. That makes about 0.15 %
+of a core for each GPU, if the driver spends all of its time on the CPU.
 
 Faults are found out call by call. What one call can't tell is absent. A GPU that is lost, or of which nothing can be
 read, is not up; and while any GPU is not up, or there is none, or no driver, NVML is initialized again, less and less
@@ -377,8 +377,8 @@ class Sampler:
     def _sample_busy(self, gpu: _Gpu, reading: _Reading) -> None:
         if self._cycles % _BUSY_EVERY == 0 or not gpu.sampled_seconds:
             ring, known = reading.of(self._nvml.ring, gpu.device, "NVML_GPU_UTILIZATION_SAMPLES")
-            if known:
-                self._tell_busy(gpu, gpu.busy.ring(ring, *self._now()))
+            # A ring that can't be read is as good as an empty one, for as long.
+            self._tell_busy(gpu, gpu.busy.ring(ring if known else [], *self._now()))
         elif gpu.busy.method is Method.SAMPLES:
             return
         if gpu.busy.wants_poll:
@@ -395,7 +395,7 @@ class Sampler:
 
     def _sample_power(self, gpu: _Gpu, reading: _Reading) -> None:
         ring, known = reading.of(self._nvml.ring, gpu.device, "NVML_TOTAL_POWER_SAMPLES")
-        samples = gpu.power.ring(ring, *self._now()) if known else []
+        samples = gpu.power.ring(ring if known else [], *self._now())
         watts, _ = reading.of(self._nvml.power_watts, gpu.device)
         if watts is not None:
             samples.extend(gpu.power.poll(watts, *self._now()))

@@ -37,10 +37,13 @@ class Anchor:
         self._start_line_ms: float | None = None
         self._last_tracing_ms: float | None = None
         self._last_offset_ms: int | None = None
+        self._known: tuple[float, float] | None = None
+        """Asked for at every line, found again only after a line that tells something new."""
 
     def note_start(self, unix_ms: float) -> None:
         """The engine's own start-up line: written within a millisecond of the start."""
         self._start_line_ms = unix_ms
+        self._known = self._found()
 
     def note_tracing(self, unix_ms: float) -> None:
         """A tracing line with this time stamp came."""
@@ -57,6 +60,10 @@ class Anchor:
         self._last_offset_ms = offset_ms
 
     def _bound(self, bound: _Bounds) -> None:
+        self._narrow(bound)
+        self._known = self._found()
+
+    def _narrow(self, bound: _Bounds) -> None:
         both = self._recent.merged(self._older).merged(bound)
         if both.lower_ms - both.upper_ms > _STEP_MS:
             # The clock was set: what was learned before belongs to another clock.
@@ -72,14 +79,12 @@ class Anchor:
     @property
     def start_unix_ms(self) -> float | None:
         """Wall-clock time of the engine's start, in milliseconds; None while not known."""
-        found = self._found()
-        return None if found is None else found[0]
+        return None if self._known is None else self._known[0]
 
     @property
     def uncertainty_ms(self) -> float | None:
         """How far off `start_unix_ms` may be; None while it is not known."""
-        found = self._found()
-        return None if found is None else found[1]
+        return None if self._known is None else self._known[1]
 
     def _found(self) -> tuple[float, float] | None:
         if self._start_line_ms is not None:

@@ -16,7 +16,7 @@ from conftest import FakeClock
 from cuzk_agent import app
 from cuzk_agent.app import STUCK_S, Agent
 from cuzk_agent.config import Config, Listen, SourceConfig
-from cuzk_agent.demo import daemon
+from cuzk_agent.demo.daemon import Prover
 from cuzk_agent.log.files import FileFollower
 from cuzk_agent.server import ListenError, UnavailableError
 from cuzk_agent.timeline.pipeline import Pipeline
@@ -245,7 +245,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_demo_fails_with_its_prover(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(daemon, "run", raise_error)
+    monkeypatch.setattr(Prover, "run", raise_error)
     assert app.demo(listen=ANYWHERE, speed=10, seed=1) == 1
     assert "the simulated prover ended unexpectedly" in [record.message for record in caplog.records]
     assert list(temporary.iterdir()) == []
@@ -254,14 +254,14 @@ def test_the_demo_fails_with_its_prover(
 def test_the_demo_ends_its_prover(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
 
-    def prove(path: Path, *, stop: Callable[[], bool], sleep: Callable[[float], object], **_: object) -> None:
+    def prove(_prover: Prover, path: Path, *, stop: Callable[[], bool], sleep: Callable[[float], object]) -> None:
         assert path.exists()
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop():
             sleep(0.01)
         ended.append(path.name)
 
-    monkeypatch.setattr(daemon, "run", prove)
+    monkeypatch.setattr(Prover, "run", prove)
     assert app.demo(listen=ANYWHERE, speed=10, seed=1) == 0
     assert ended == ["cuzk.log"]
     assert list(temporary.iterdir()) == []

@@ -135,10 +135,10 @@ def test_demo(set_app: SetApp) -> None:
 
     set_app(demo=demo)
     assert main(["demo"]) == 0
-    assert main(["demo", "--speed", "20", "--seed", "-3", "--listen", "127.0.0.1:0"]) == 0
+    assert main(["demo", "--scenario", "idle", "--speed", "20", "--seed", "-3", "--listen", "127.0.0.1:0"]) == 0
     assert called == [
-        {"listen": Listen("127.0.0.1", 9822), "speed": 10.0, "seed": 1},
-        {"listen": Listen("127.0.0.1", 0), "speed": 20.0, "seed": -3},
+        {"listen": Listen("127.0.0.1", 9822), "scenario": "day", "speed": 10.0, "seed": 1},
+        {"listen": Listen("127.0.0.1", 0), "scenario": "idle", "speed": 20.0, "seed": -3},
     ]
 
 

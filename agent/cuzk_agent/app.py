@@ -20,7 +20,8 @@ from typing import Any, Self
 
 from cuzk_agent.clock import Clock, system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
-from cuzk_agent.demo import daemon
+from cuzk_agent.demo.daemon import Prover
+from cuzk_agent.demo.scenario import SCENARIOS
 from cuzk_agent.gpu.mapping import environment_of_writer
 from cuzk_agent.gpu.watch import GpuWatch
 from cuzk_agent.log.files import FileFollower
@@ -305,10 +306,13 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """A signal must have a handler to be written into the socket."""
 
 
-def run(config: Config, *, clock: Clock | None = None, on_start: Callable[[Agent], None] | None = None) -> int:
-    """Follows and serves until a signal comes. Returns 0, or 1 if a thread failed. Raises `server.ListenError`."""
+def run(
+    config: Config, *, clock: Clock | None = None, on_start: Callable[[Agent], None] | None = None, nvml: Any = None
+) -> int:
+    """Follows and serves until a signal comes. Returns 0, or 1 if a thread failed. Raises `server.ListenError`. `nvml`
+    is used as `pynvml`, itself if not given."""
     with _Signals() as signals:
-        agent = Agent(config, clock or system_clock(), signals.wake)
+        agent = Agent(config, clock or system_clock(), signals.wake, nvml=nvml)
         agent.start()
         try:
             if on_start is not None:
@@ -320,7 +324,8 @@ def run(config: Config, *, clock: Clock | None = None, on_start: Callable[[Agent
 
 
 _DEMO = """
-A simulated prover is writing its log at {speed:g} times the speed of a real one, and the agent follows it:
+A simulated prover is writing its log at {speed:g} times the speed of a real one, and the agent follows it and its
+simulated GPUs. The scenario: {about}.
 
   http://{address}/metrics    what Prometheus scrapes
   http://{address}/           this agent at a glance
@@ -331,38 +336,41 @@ Worth a look, and a second look half a minute later:
   cuzk_gpu_logged_busy_seconds_total its rate is the GPU's utilization, as the log has it
   cuzk_gpu_open_gap_seconds          the gap that is open right now
   cuzk_synth_seconds                 how long the CPU takes to prepare a partition
+  cuzk_gpu_chip_busy_seconds_total   its rate is the GPU's utilization, as the chip has it
 
 The log: {log}
 Ctrl-C ends both and leaves nothing behind.
 """
 
 
-def demo(*, listen: Listen, speed: float, seed: int, clock: Clock | None = None) -> int:
+def demo(*, listen: Listen, speed: float, seed: int, scenario: str = "day", clock: Clock | None = None) -> int:
     """Runs a simulated prover and an agent that follows it until a signal comes. Returns as `run`."""
     clock = clock or system_clock()
+    prover = Prover(SCENARIOS[scenario], seed=seed, speed=speed, clock=clock)
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="cuzk-agent-demo-") as directory:
         log = Path(directory) / "cuzk.log"
         log.touch()  # before the agent looks for it
         config = Config(sources=(SourceConfig("demo", log),), listen=listen, start="start")
-        provers: list[threading.Thread] = []
+        threads: list[threading.Thread] = []
 
         def on_start(agent: Agent) -> None:
             def prove() -> None:
                 try:
-                    daemon.run(log, seed=seed, speed=speed, stop=ended.is_set, clock=clock, sleep=ended.wait)
+                    prover.run(log, stop=ended.is_set, sleep=ended.wait)
                 except Exception:
                     logger.exception("the simulated prover ended unexpectedly")
                     agent.fail()
 
-            prover = threading.Thread(target=prove, name="prover", daemon=True)
-            provers.append(prover)
-            prover.start()
-            print(_DEMO.format(speed=speed, address=agent.address, log=log), flush=True)
+            thread = threading.Thread(target=prove, name="prover", daemon=True)
+            threads.append(thread)
+            thread.start()
+            about = SCENARIOS[scenario].about
+            print(_DEMO.format(speed=speed, about=about, address=agent.address, log=log), flush=True)
 
         try:
-            return run(config, clock=clock, on_start=on_start)
+            return run(config, clock=clock, on_start=on_start, nvml=prover.nvml)
         finally:
             ended.set()
-            for prover in provers:
-                prover.join(5.0)
+            for thread in threads:
+                thread.join(5.0)

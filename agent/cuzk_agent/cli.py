@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuzk_agent.config import DEFAULT_LISTEN, Config, ConfigError, Listen, load, parse_listen, to_toml
+from cuzk_agent.demo.scenario import SCENARIOS
 from cuzk_agent.report.arguments import Bound, parse_bound, parse_duration_ms
 from cuzk_agent.report.words import printable as printable  # noqa: PLC0414  Its users find it here.
 
@@ -93,9 +95,29 @@ def _demo(arguments: argparse.Namespace) -> int:
     def work() -> int:
         from cuzk_agent.app import demo  # noqa: PLC0415  see _serve
 
-        return demo(listen=arguments.listen, speed=arguments.speed, seed=arguments.seed)
+        return demo(listen=arguments.listen, scenario=arguments.scenario, speed=arguments.speed, seed=arguments.seed)
 
     return _serve(work)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from cuzk_agent.demo.simulate import simulate  # noqa: PLC0415  the other commands do without
+
+    try:
+        written = simulate(
+            SCENARIOS[arguments.scenario],
+            seed=arguments.seed,
+            speed=arguments.speed,
+            min_lines=arguments.lines,
+            log=arguments.output,
+            truth=arguments.truth,
+            nvml=arguments.nvml,
+        )
+    except OSError as error:
+        print(f"cuzk-agent: {printable(str(error))}", file=sys.stderr)
+        return Exit.USAGE
+    print(f"{arguments.output}: {written.lines} lines, of which {written.torn} torn", file=sys.stderr)
+    return Exit.STOPPED
 
 
 def _analyze(arguments: argparse.Namespace) -> int:
@@ -257,6 +279,15 @@ def _parser() -> argparse.ArgumentParser:
             help=f"only {text} this time: since the engine's start (90s, 0:03:02.863), or a date and time (UTC)",
         )
 
+    simulated = argparse.ArgumentParser(add_help=False)
+    simulated.add_argument(
+        "--scenario",
+        choices=SCENARIOS,
+        default="day",
+        metavar="NAME",
+        help=f"what happens: {', '.join(SCENARIOS)} (day)",
+    )
+    simulated.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
     compare = add("compare", _compare, "set runs side by side, and tell changes from noise")
     compare.add_argument("base", metavar="BASE", help="a log: a file, a quoted glob of its parts, or - for stdin")
     compare.add_argument("new", nargs="+", metavar="NEW", help="another one, or several: each is set against BASE")
@@ -270,15 +301,24 @@ def _parser() -> argparse.ArgumentParser:
         help="end with status 5 if this holds, e.g. 'logged_utilization<0.9 or change.proof_mean_s>5%%'",
     )
 
-    demo = add("demo", _demo, "serve metrics of a simulated daemon and GPU")
+    demo = add("demo", _demo, "serve metrics of a simulated daemon and GPU", parents=[simulated])
     demo.add_argument("--speed", type=_speed, default=10.0, metavar="X", help="times as fast as real life (10)")
-    demo.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
     demo.add_argument(
         "--listen",
         type=_listen,
         default=DEFAULT_LISTEN,
         metavar="HOST:PORT",
         help=f"address of the HTTP server ({DEFAULT_LISTEN})",
+    )
+    simulate = add("simulate", _simulate, "write the log of a simulated daemon at once", parents=[simulated])
+    simulate.add_argument("-o", "--output", type=Path, required=True, metavar="LOG", help="the log, a new file")
+    simulate.add_argument("--truth", type=Path, metavar="FILE", help="also write what is true of it, as JSON")
+    simulate.add_argument(
+        "--nvml", type=Path, metavar="FILE", help="also write what NVML says, as JSON lines; of several GPUs FILE.gpuN"
+    )
+    simulate.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast as real life (1)")
+    simulate.add_argument(
+        "--lines", type=int, metavar="N", help="end in the midst of work, after N lines (the scenario once)"
     )
     return parser
 

@@ -1,22 +1,18 @@
-"""The log in its file, and its truth."""
+"""The log in its file, live and at once."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from cuzk_agent.demo.daemon import run, write_log
-from cuzk_agent.demo.model import JobOutcome
+from cuzk_agent.demo.daemon import Prover, write_log
+from cuzk_agent.demo.scenario import DAY, FAILING
+from cuzk_agent.demo.truth import Outcome
 
 EPOCH_UNIX_MS = 1796054060562.0
-
-
-def plain(path: Path) -> str:
-    return re.sub(r"\x1b\[\d+m", "", path.read_text())
 
 
 @dataclass
@@ -37,65 +33,38 @@ class SteppedClock:
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    truths = [write_log(tmp_path / name, 4, 60_000, EPOCH_UNIX_MS) for name in ("a", "b")]
-    assert truths[0] == truths[1]
+    written = [write_log(tmp_path / name, DAY, 4, start_unix_ms=EPOCH_UNIX_MS) for name in ("a", "b")]
+    assert written[0] == written[1]
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert written[0].lines == (tmp_path / "a").read_bytes().count(b"\n")
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_truth_is_what_the_log_says(tmp_path: Path, seed: int) -> None:
-    path = tmp_path / "log"
-    until_ms = 50_000 + 7_777 * seed
-    truth = write_log(path, seed, until_ms, EPOCH_UNIX_MS)
-
-    open_spans: dict[tuple[str, str], tuple[int, int]] = {}
-    spans: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
-    for line in truth.timeline:
-        _, offset, event, job_id, detail = line.split(",", 4)
-        if event in {"GPU_START", "GPU_END"}:
-            found = re.match(r"worker=(\d+)(?:,partition=(\d+))?", detail)
-            assert found
-            unit = (job_id, found[2])
-            if event == "GPU_START":
-                open_spans[unit] = (int(found[1]) // 2, int(offset))
-            else:
-                gpu, start = open_spans.pop(unit)
-                spans[gpu].append((start, int(offset)))
-    # A failure at the start of proving has no GPU_END; its error line bears the time.
-    failed = r"^(\S+) ERROR gpu_worker\{.*job_id=(\S+) .*partition=Some\((\d+)\)\}.*GPU prove start failed"
-    for stamp, job_id, partition in re.findall(failed, plain(path), re.MULTILINE):
-        gpu, start = open_spans.pop((job_id, partition))
-        end_ms = datetime.fromisoformat(stamp).timestamp() * 1000 - EPOCH_UNIX_MS
-        spans[gpu].append((start, int(end_ms + 0.0005)))
-    last_ms = int(truth.timeline[-1].split(",")[1])
-
-    for gpu, told in truth.gpus.items():
-        still_open = [start for at_gpu, start in open_spans.values() if at_gpu == gpu]
-        assert told.spans == len(spans[gpu]) + len(still_open)
-        assert told.open_spans == len(still_open)
-        edges = spans[gpu] + [(start, last_ms) for start in still_open]
-        busy = {ms for start, end in edges for ms in range(start, end)}
-        assert told.busy_ms == len(busy)
-        first, last = min(start for start, _ in edges), max(end for _, end in edges)
-        idle = [ms for ms in range(first, last) if ms not in busy]
-        assert told.gap_ms == len(idle)
-        assert told.gaps == sum(ms - 1 in busy for ms in idle)
-        assert told.busy_ms + told.gap_ms == last - first
+def test_it_ends_where_it_is_told(tmp_path: Path) -> None:
+    some = write_log(tmp_path / "some", DAY, 1, start_unix_ms=EPOCH_UNIX_MS, rounds=None, min_lines=5000)
+    assert 5000 <= some.lines < 5010
+    assert some.truth.open_jobs > 0
+    early = write_log(tmp_path / "early", DAY, 1, start_unix_ms=EPOCH_UNIX_MS, until_ms=100_000)
+    assert (tmp_path / "some").read_bytes().startswith((tmp_path / "early").read_bytes())
+    offsets = [int(found) for found in re.findall(rb"TIMELINE,(\d+),", (tmp_path / "early").read_bytes())]
+    assert 80_000 < max(offsets) <= 100_000
+    assert early.end_unix_ms == pytest.approx(EPOCH_UNIX_MS + 100_000, abs=20_000)
 
 
 def test_torn_lines_are_not_whole_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    truth = write_log(path, 1, 300_000, EPOCH_UNIX_MS)
-    whole = set(path.read_text().split("\n"))
-    broken = [line for line in truth.timeline if line not in whole]
-    assert 0 < len(broken) <= truth.torn_lines
+    written = write_log(path, DAY, 1, start_unix_ms=EPOCH_UNIX_MS, rounds=3)
+    whole = [line for line in path.read_bytes().split(b"\n") if re.fullmatch(rb"TIMELINE,\d+,[A-Z_]+,[^,]+,\S+", line)]
+    broken = sum(written.truth.events.values()) - len(whole)
+    assert 0 < broken <= written.torn
 
 
 def test_jobs_have_outcomes(tmp_path: Path) -> None:
-    truth = write_log(tmp_path / "log", 1, 300_000, EPOCH_UNIX_MS)
-    assert set(truth.jobs.values()) >= {JobOutcome.PROVED, JobOutcome.FAILED}
-    text = plain(tmp_path / "log")
-    assert set(truth.jobs) == set(re.findall(r"job enqueued job_id=(.+?) proof_kind", text))
+    plain = replace(FAILING, setting=replace(FAILING.setting, colours=False))
+    truth = write_log(tmp_path / "log", plain, 1, start_unix_ms=EPOCH_UNIX_MS).truth
+    assert {outcome for _, outcome in truth.jobs} == {Outcome.PROVED, Outcome.FAILED}
+    text = (tmp_path / "log").read_text()
+    assert "\x1b" not in text
+    assert sum(truth.jobs.values()) == text.count("job enqueued")
 
 
 def test_live_it_writes_what_is_due_and_says_goodbye(tmp_path: Path) -> None:
@@ -107,8 +76,9 @@ def test_live_it_writes_what_is_due_and_says_goodbye(tmp_path: Path) -> None:
         slept.append(seconds)
         clock.sleep(seconds)
 
-    run(live, seed=2, speed=10, stop=lambda: clock.now_s >= 1020, clock=clock, sleep=sleep)
-    write_log(at_once, 2, 20_000, EPOCH_UNIX_MS)
+    prover = Prover(DAY, seed=2, speed=10, clock=clock)
+    prover.run(live, stop=lambda: clock.now_s >= 1020, sleep=sleep)
+    write_log(at_once, DAY, 2, start_unix_ms=EPOCH_UNIX_MS, speed=10, until_ms=20_000)
     *lines, interrupted, shut_down, end = live.read_bytes().split(b"\n")
     assert end == b""
     assert b"received SIGINT, shutting down" in interrupted
@@ -126,14 +96,33 @@ def test_no_line_is_written_before_it_is_due(tmp_path: Path) -> None:
         assert all(int(offset) <= (clock.now_s - 1000) * 1000 + 0.001 for offset in offsets[-3:])
         clock.sleep(seconds)
 
-    run(path, seed=2, speed=20, stop=lambda: clock.now_s >= 1008, clock=clock, sleep=sleep)
+    Prover(DAY, seed=2, speed=20, clock=clock).run(path, stop=lambda: clock.now_s >= 1008, sleep=sleep)
 
 
 def test_it_appends(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"before\n")
     clock = SteppedClock()
-    run(path, seed=1, speed=10, stop=lambda: True, clock=clock, sleep=clock.sleep)
+    Prover(DAY, seed=1, speed=10, clock=clock).run(path, stop=lambda: True, sleep=clock.sleep)
     lines = path.read_bytes().split(b"\n")
     assert lines[0] == b"before"
     assert len(lines) == 4
+
+
+def test_rotation_loses_nothing(tmp_path: Path) -> None:
+    whole, rotated = tmp_path / "whole", tmp_path / "rotated"
+    parts: list[bytes] = []
+    for path, rotate_bytes in ((whole, None), (rotated, 8000)):
+        clock = SteppedClock()
+
+        def sleep(seconds: float, clock: SteppedClock = clock) -> None:
+            clock.sleep(seconds)
+            old = tmp_path / "rotated.1"
+            if old.exists():
+                parts.append(old.read_bytes())
+                old.unlink()
+
+        prover = Prover(DAY, seed=2, speed=20, clock=clock)
+        prover.run(path, stop=lambda clock=clock: clock.now_s >= 1020, sleep=sleep, rotate_bytes=rotate_bytes)  # type: ignore[misc]
+    assert len(parts) > 3
+    assert b"".join(parts) + rotated.read_bytes() == whole.read_bytes()

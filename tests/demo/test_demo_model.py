@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from cuzk_agent.demo.lines import Line, Timeline, Tracing, fragments
-from cuzk_agent.demo.model import BURSTS, Fault, JobOutcome, Model, Setting
+from cuzk_agent.demo.lines import Line, Printer, Timeline, Tracing
+from cuzk_agent.demo.model import Model
+from cuzk_agent.demo.scenario import (
+    BATCHED,
+    BLOCKED,
+    BOUND,
+    DAY,
+    FAILING,
+    HANDOFF,
+    POSTDEADLINE,
+    SCENARIOS,
+    Fault,
+    Generation,
+    Scenario,
+    Setting,
+)
+from cuzk_agent.demo.truth import Outcome
 
 LONG_MS = 600_000
 """Ten minutes at speed 10: every burst comes several times."""
 
-# Of a real log, with job ids, kinds, parameters and digits made the same.
+PRINTER = Printer(1796054060562.256, speed=10)
+
+# As the daemon writes them, with job ids, kinds, parameters and digits made the same.
 SHAPES = frozenset(
     """
 0-0-0T0:0:0Z  INFO cuzk_daemon: cuzk-daemon starting
@@ -22,13 +42,13 @@ SHAPES = frozenset(
 0-0-0T0:0:0Z  INFO cuzk_core::engine: starting cuzk engine pipeline_enabled=true
 0-0-0T0:0:0Z  INFO cuzk_core::engine: initializing GPU workers num_gpus=0 gpu_workers_per_device=0 total_workers=0 gpus=[0]
 0-0-0T0:0:0Z  INFO cuzk_core::engine: pipeline GPU worker started worker_id=0 gpu=0 sub_id=0
-0-0-0T0:0:0Z  INFO cuzk_core::scheduler: job enqueued job_id=JOB proof_kind=KIND priority="Normal" queue_position=0
+0-0-0T0:0:0Z  INFO cuzk_core::scheduler: job enqueued job_id=JOB proof_kind=KIND priority=PRIORITY queue_position=0
 0-0-0T0:0:0Z  INFO cuzk_core::scheduler: job dequeued for proving job_id=JOB proof_kind=KIND
-0-0-0T0:0:0Z  INFO cuzk_core::srs_manager: loading SRS from disk circuit_id=CIRCUIT path=PATH size_gib=0
-0-0-0T0:0:0Z  INFO cuzk_core::srs_manager: SRS loaded successfully circuit_id=CIRCUIT elapsed_ms=0
-0-0-0T0:0:0Z  INFO cuzk_core::engine: dispatching per-partition synthesis (budget-gated) job_id=JOB num_partitions=0 budget_available_gib=0
-0-0-0T0:0:0Z  INFO cuzk_core::engine: dispatching per-partition SnapDeals synthesis (budget-gated) job_id=JOB num_partitions=0 budget_available_gib=0
-0-0-0T0:0:0Z  INFO cuzk_core::engine: assigned pipeline sequence number job_id=JOB job_seq=0
+0-0-0T0:0:0Z  INFO cuzk_core::srs_manager: loading SRS from disk circuit_id=CIRCUIT path=PATH file_size_gib=0
+0-0-0T0:0:0Z  INFO cuzk_core::srs_manager: SRS loaded successfully circuit_id=CIRCUIT elapsed_ms=0 budget_used_gib=0 budget_available_gib=0
+0-0-0T0:0:0Z  INFO synth_single{proof_kind=KIND}: cuzk_core::engine: dispatching per-partition synthesis (budget-gated) job_id=JOB num_partitions=0 budget_available_gib=0
+0-0-0T0:0:0Z  INFO synth_single{proof_kind=KIND}: cuzk_core::engine: dispatching per-partition SnapDeals synthesis (budget-gated) job_id=JOB num_partitions=0 budget_available_gib=0
+0-0-0T0:0:0Z  INFO synth_single{proof_kind=KIND}: cuzk_core::engine: assigned pipeline sequence number job_id=JOB job_seq=0
 TIMELINE,0,SYNTH_START,JOB,partition=0
 TIMELINE,0,SYNTH_START,JOB,kind=KIND
 TIMELINE,0,SYNTH_END,JOB,partition=0,synth_ms=0
@@ -37,6 +57,7 @@ TIMELINE,0,SYNTH_END,JOB,synth_ms=0
 0-0-0T0:0:0Z  INFO synth_single{proof_kind=KIND}: cuzk_core::engine: synthesis complete, sending to GPU synth_ms=0 circuit_id=CIRCUIT batch_size=0 sectors=0
 TIMELINE,0,GPU_QUEUE,JOB,partition=0
 TIMELINE,0,GPU_QUEUE,JOB,monolithic
+TIMELINE,0,CHAN_SEND,JOB,partition=0
 TIMELINE,0,GPU_PICKUP,JOB,worker=0,partition=0
 TIMELINE,0,GPU_PICKUP,JOB,worker=0
 0-0-0T0:0:0Z  INFO gpu_worker{SPAN}: cuzk_core::engine: GPU_TIMING hot_path pre-prove overhead worker_id=0 partition=P status_ms=0 fail_check_ms=0 mark_busy_ms=0 total_overhead_ms=0
@@ -55,16 +76,36 @@ TIMELINE,0,GPU_END,JOB,worker=0,partition=0,gpu_ms=0
 TIMELINE,0,GPU_END,JOB,worker=0,gpu_ms=0
 0-0-0T0:0:0Z  INFO cuzk_core::engine: proof completed successfully (pipeline) proof_len=0 total_ms=0 queue_ms=0 synth_ms=0 gpu_ms=0
 0-0-0T0:0:0Z  INFO cuzk_core::engine: partition GPU prove complete job_id=JOB partition=0 gpu_ms=0 filled=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: FIN_TIMING malloc_trim (success path) job_id=JOB partition=0 malloc_trim_ms=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: FIN_TIMING finalizer partition worker_id=0 partition=P finish_ms=0 drop_res_ms=0 lock_wait_ms=0 process_ms=0 total_ms=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: FIN_TIMING finalizer monolithic worker_id=0 finish_ms=0 drop_res_ms=0 lock_wait_ms=0 process_ms=0 total_ms=0
 0-0-0T0:0:0Z  INFO cuzk_core::engine: Phase 0: all partitions complete, proof assembled job_id=JOB proof_len=0 total_ms=0 synth_ms=0 gpu_ms=0
 0-0-0T0:0:0Z  INFO cuzk_core::engine: Phase 0: PoRep proof self-check PASSED job_id=JOB
 0-0-0T0:0:0Z ERROR cuzk_core::engine: partition synthesis failed error=circuit synthesis: assignment missing job_id=JOB partition=0
 0-0-0T0:0:0Z  INFO gpu_worker{SPAN}: cuzk_core::engine: skipping GPU prove for failed partitioned job job_id=JOB partition=P
+0-0-0T0:0:0Z ERROR cuzk_core::engine: partition synthesis task panicked error=PANIC job_id=JOB partition=0
+0-0-0T0:0:0Z ERROR cuzk_core::engine: partition GPU proving failed error=GPU prove finish failed: Synthesis(Unsatisfiable) job_id=JOB partition=0
+0-0-0T0:0:0Z ERROR cuzk_core::engine: partition GPU proving task panicked error=PANIC job_id=JOB partition=0
+0-0-0T0:0:0Z ERROR synth_single{proof_kind=KIND}: cuzk_core::engine: synthesis failed error=circuit synthesis: assignment missing
+0-0-0T0:0:0Z ERROR cuzk_core::engine: GPU proving failed error=GPU prove finish failed: Synthesis(Unsatisfiable)
+0-0-0T0:0:0Z ERROR cuzk_core::engine: Phase 0: PoRep proof self-check error — proof will NOT be returned to caller job_id=JOB error=vanilla proof: unexpected end of input
+0-0-0T0:0:0Z  WARN cuzk_core::pinned_pool: pinned pool: cudaHostAlloc failed size_gib=0
+0-0-0T0:0:0Z ERROR gpu_worker{SPAN}: cuzk_core::engine: GPU prove start task panicked error=PANIC
 0-0-0T0:0:0Z ERROR gpu_worker{SPAN}: cuzk_core::engine: GPU prove start failed error=GPU prove start failed: CUDA error: out of memory
   at groth0_cuda.cu:0
 0-0-0T0:0:0Z  INFO cuzk_core::engine: discarding GPU result for failed job job_id=JOB partition=0
-0-0-0T0:0:0Z ERROR cuzk_core::engine: Phase 0: PoRep proof self-check FAILED — proof will NOT be returned to caller job_id=JOB sector=0 miner=0 proof_len=0
+0-0-0T0:0:0Z ERROR cuzk_core::engine: Phase 0: PoRep proof self-check FAILED — proof will NOT be returned to caller job_id=JOB proof_len=0 sector=0 miner=0
 0-0-0T0:0:0Z ERROR cuzk_core::engine: Phase 0: per-partition verification results (invalid partitions produced bad proofs) job_id=JOB valid_partitions=[0] invalid_partitions=[0]
 0-0-0T0:0:0Z  INFO cuzk_core::engine: skipping synthesis for failed job job_id=JOB partition=0
+0-0-0T0:0:0Z  INFO cuzk_core::srs_manager: SRS evicted circuit_id=CIRCUIT freed_gib=0 budget_available_gib=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: evicted for memory pressure entry=SRS:CIRCUIT freed_gib=0
+0-0-0T0:0:0Z  INFO synth_batch_full{batch_size=0 proof_kind=KIND}: cuzk_core::engine: processing batch batch_size=0 proof_kind=KIND slot_size=0
+0-0-0T0:0:0Z  INFO synth_batch_full{batch_size=0 proof_kind=KIND}: cuzk_core::engine: synthesis complete, sending to GPU synth_ms=0 circuit_id=CIRCUIT batch_size=0 sectors=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: batched proof completed — splitting results total_proof_bytes=0 num_sectors=0 synth_ms=0 gpu_ms=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: sector proof delivered from batch sector_idx=0 job_id=JOB proof_len=0 total_ms=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: Batched PoRep proof self-check PASSED job_id=JOB sector_idx=0
+0-0-0T0:0:0Z  INFO cuzk_daemon: received SIGINT, shutting down
+0-0-0T0:0:0Z  INFO cuzk_core::engine: shutting down cuzk engine
 """.strip("\n").split("\n")  # noqa: E501
 )
 
@@ -74,11 +115,14 @@ ORDER = ("SYNTH_START", "SYNTH_END", "GPU_QUEUE", "GPU_PICKUP", "GPU_START", "GP
 def shape(line: str) -> str:
     """A line with everything that differs from line to line made the same."""
     line = re.sub(r"\x1b\[\d+m", "", line)
-    span = r"worker_id=\d+ gpu=\d+ job_id=JOB proof_kind=KIND batch_size=1 partition=P"
+    span = r"worker_id=\d+ gpu=\d+ job_id=JOB proof_kind=KIND batch_size=\d+ partition=P"
     for pattern, replacement in (
         (r"\bwdpost-\d+-\d+-\[[\d ]+\]|\bwinpost-\d+-[0-9a-f]{16}|\b(porep|snap)-\d+-\d+", "JOB"),
         (r"\b(porep-c2|snap-update|window-post|winning-post)\b", "KIND"),
         (r"circuit_id=\S+", "circuit_id=CIRCUIT"),
+        (r"SRS:\S+", "SRS:CIRCUIT"),
+        (r"priority=\w+", "priority=PRIORITY"),
+        (r"error=task \d+ panicked with message \"[^\"]*\"", "error=PANIC"),
         (r"path=\S+", "path=PATH"),
         (r"partition=(Some\(\d+\)|None)", "partition=P"),
         (span, "SPAN"),
@@ -90,7 +134,11 @@ def shape(line: str) -> str:
 
 
 def logged(line: Line) -> str:
-    return b"".join(fragments(line, 1796054060562.256)).decode()
+    return b"".join(PRINTER.fragments(line)).decode()
+
+
+def shapes(lines: Iterable[Line]) -> set[str]:
+    return {shape(part) for line in lines for part in logged(line).removesuffix("\n").split("\n")}
 
 
 def events_by_unit(lines: list[Line]) -> dict[tuple[str, str], list[Timeline]]:
@@ -104,11 +152,11 @@ def events_by_unit(lines: list[Line]) -> dict[tuple[str, str], list[Timeline]]:
 
 @pytest.fixture(scope="module")
 def long_run() -> list[Line]:
-    return list(Model(3, speed=10).lines(LONG_MS))
+    return list(Model(DAY, 3, speed=10).lines(LONG_MS))
 
 
 def test_the_same_seed_gives_the_same_log() -> None:
-    first, again, other = (list(Model(seed, speed=10).lines(60_000)) for seed in (7, 7, 8))
+    first, again, other = (list(Model(DAY, seed, speed=10).lines(60_000)) for seed in (7, 7, 8))
     assert first == again
     assert first != other
 
@@ -119,23 +167,28 @@ def test_time_never_goes_back(long_run: list[Line]) -> None:
     assert len(set(times)) == len(times)
 
 
-def test_every_line_has_a_shape_of_the_real_log(long_run: list[Line]) -> None:
-    seen = {shape(part) for line in long_run for part in logged(line).removesuffix("\n").split("\n")}
-    assert seen - SHAPES == set()
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_line_has_a_shape_of_the_real_log(name: str) -> None:
+    assert shapes(Model(SCENARIOS[name], 3, rounds=1).lines()) - SHAPES == set()
 
 
 def test_every_shape_occurs() -> None:
-    # So few synthesis workers that a synthesis can fail before its siblings have begun.
-    lines = Model(3, speed=10, setting=Setting(synth_workers=6)).lines(LONG_MS)
-    seen = {shape(part) for line in lines for part in logged(line).removesuffix("\n").split("\n")}
+    few = replace(FAILING, setting=replace(FAILING.setting, synth_workers=5))
+    seen = set()
+    for scenario in (DAY, few, BLOCKED, BATCHED, HANDOFF):
+        for seed in range(3):
+            seen |= shapes(Model(scenario, seed, rounds=1).lines())
     assert seen == SHAPES
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_every_unit_goes_through_its_stages_in_order(seed: int) -> None:
-    for unit, events in events_by_unit(list(Model(seed, speed=10).lines(120_000))).items():
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_unit_goes_through_its_stages_in_order(name: str) -> None:
+    scenario = replace(SCENARIOS[name], lives=())
+    again = {request.kind.name for burst in scenario.bursts for request in burst.requests if request.again_after_ms}
+    for unit, events in events_by_unit(list(Model(scenario, 1, rounds=1).lines())).items():
         names = tuple(event.event for event in events)
-        assert names == ORDER[: len(names)], unit
+        queued = tuple("GPU_QUEUE" if name == "CHAN_SEND" else name for name in names)
+        assert queued == ORDER[: len(names)] or again, unit
 
 
 def test_durations_are_those_between_the_events(long_run: list[Line]) -> None:
@@ -148,21 +201,40 @@ def test_durations_are_those_between_the_events(long_run: list[Line]) -> None:
                 assert int(found[1]) == pytest.approx(offsets["SYNTH_END"] - offsets["SYNTH_START"], abs=1.01)
 
 
-def test_a_worker_starts_again_before_its_last_finalizer_is_done(long_run: list[Line]) -> None:
+def overlaps(lines: Iterable[Line]) -> tuple[int, int]:
+    """GPU_STARTs while a span is open: on the same worker, and on another one."""
     open_by_worker: dict[str, int] = defaultdict(int)
-    overlaps = 0
-    for line in long_run:
+    own = others = 0
+    for line in lines:
         if isinstance(line, Timeline) and line.event in {"GPU_START", "GPU_END"}:
             worker = line.detail.split(",")[0]
-            overlaps += line.event == "GPU_START" and open_by_worker[worker] > 0
+            if line.event == "GPU_START":
+                own += open_by_worker[worker] > 0
+                others += any(count for other, count in open_by_worker.items() if other != worker)
             open_by_worker[worker] += 1 if line.event == "GPU_START" else -1
-    assert overlaps > 10
+    return own, others
+
+
+@pytest.mark.parametrize(
+    ("setting", "own_overlap", "others_overlap"),
+    [
+        (Setting(Generation.SINGLE, workers_per_gpu=1, synth_workers=16), False, False),
+        (Setting(Generation.DUAL, synth_workers=16), False, True),
+        (Setting(Generation.SPLIT, synth_workers=16), True, True),
+    ],
+)
+def test_generations_differ_in_how_spans_overlap(setting: Setting, own_overlap: bool, others_overlap: bool) -> None:
+    lines = list(Model(Scenario("", setting, BOUND.bursts), 1, rounds=1).lines())
+    own, others = overlaps(lines)
+    assert (own > 10, others > 10) == (own_overlap, others_overlap)
+    events = {line.event for line in lines if isinstance(line, Timeline)}
+    assert ("GPU_QUEUE" in events, "CHAN_SEND" in events) == (own_overlap, not own_overlap)
 
 
 def test_one_kernel_at_a_time_on_a_gpu() -> None:
-    model = Model(2, speed=10, setting=Setting(gpus=1, workers_per_gpu=3))
+    model = Model(replace(DAY, setting=Setting(workers_per_gpu=3)), 2)
     holder = None
-    for line in model.lines(120_000):
+    for line in model.lines(500_000):
         text = logged(line)
         if "mutex_wait_ms" in text:
             assert holder is None
@@ -170,38 +242,84 @@ def test_one_kernel_at_a_time_on_a_gpu() -> None:
         elif "mutex_held_ms" in text:
             assert holder == line.writer
             holder = None
+    of_gpu = model.kernels[0]
+    assert all(a.end_ms <= b.start_ms for a, b in pairwise(of_gpu))
 
 
-def test_faults_end_as_they_should(long_run: list[Line]) -> None:
-    model = Model(3, speed=10)
-    assert list(model.lines(LONG_MS)) == long_run
-    outcomes = list(model.job_outcomes().values())
-    planned = [request.fault for burst in BURSTS for request in burst.requests]
-    faulty = {fault for fault in planned if fault is not None}
-    assert faulty == set(Fault)
-    # Bursts end before the next begins: whole rounds fail exactly their faults.
-    rounds = outcomes[: len(outcomes) // len(planned) * len(planned)]
-    assert len(rounds) >= 2 * len(planned)
-    per_round = sum(fault is not None for fault in planned)
-    closed = [outcome for outcome in rounds if outcome is not JobOutcome.OPEN]
-    assert closed.count(JobOutcome.FAILED) >= 2 * per_round
-    assert closed.count(JobOutcome.PROVED) > closed.count(JobOutcome.FAILED)
+def test_faults_end_as_they_should() -> None:
+    model = Model(FAILING, 3, rounds=1)
+    lines = list(model.lines())
+    faults = [request.fault for burst in FAILING.bursts for request in burst.requests]
+    assert {fault for fault in faults if fault is not None} == set(Fault)
+    truth = model.truth()
+    failed = sum(count for (_, outcome), count in truth.jobs.items() if outcome is Outcome.FAILED)
+    assert failed == len(faults) - faults.count(None)
+    assert truth.open_jobs == 0
+    assert sum(gpu.wasted_ms for gpu in truth.gpus.values()) > 0
+    # What was proved twice was asked for twice.
+    enqueued = [
+        dict(line.fields)["job_id"] for line in lines if isinstance(line, Tracing) and "enqueued" in line.message
+    ]
+    assert len(enqueued) - len(set(enqueued)) == 2
 
 
-def test_a_failed_jobs_unit_is_dropped_without_a_start(long_run: list[Line]) -> None:
+def test_a_failed_jobs_unit_is_dropped_without_a_start() -> None:
+    lines = list(Model(FAILING, 3, rounds=1).lines())
     dropped = {
         (dict(line.fields)["job_id"], re.sub(r"\D", "", dict(line.fields)["partition"]))
-        for line in long_run
+        for line in lines
         if isinstance(line, Tracing) and line.message == "skipping GPU prove for failed partitioned job"
     }
-    units = events_by_unit(long_run)
+    units = events_by_unit(lines)
     assert dropped
     for unit in dropped:
         assert units[unit][-1].event == "GPU_PICKUP"
 
 
+def test_memory_is_never_overdrawn_and_all_of_it_comes_back() -> None:
+    for scenario in (BLOCKED, FAILING, DAY):
+        model = Model(scenario, 1, rounds=1)
+        free = [
+            int(dict(line.fields)["budget_available_gib"])
+            for line in model.lines()
+            if isinstance(line, Tracing) and "budget_available_gib" in dict(line.fields)
+        ]
+        assert min(free) >= 0
+        assert model.truth().open_jobs == 0
+
+
+def test_a_request_that_can_never_have_its_memory_blocks_for_ever() -> None:
+    small = replace(DAY, setting=replace(DAY.setting, budget_gib=30))
+    lines = list(Model(small, 1).lines(400_000))
+    assert any(isinstance(line, Tracing) and line.message.startswith("acquire request exceeds") for line in lines)
+    assert not any(isinstance(line, Timeline) and line.job_id.startswith("porep") for line in lines)
+
+
+def test_a_whole_proof_is_overwritten_by_the_next() -> None:
+    model = Model(POSTDEADLINE, 1, rounds=1)
+    list(model.lines())
+    truth = model.truth()
+    lost = sum(count for (_, outcome), count in truth.jobs.items() if outcome is Outcome.LOST)
+    assert lost == truth.units[Outcome.LOST] > 0
+
+
 def test_the_first_minute_shows_every_kind_and_a_failure() -> None:
-    lines = list(Model(1, speed=10).lines(60_000))
+    lines = list(Model(DAY, 1, speed=10).lines(60_000))
     proved = {dict(line.span_fields).get("proof_kind") for line in lines if isinstance(line, Tracing)}
     assert proved >= {"porep-c2", "snap-update", "window-post", "winning-post"}
     assert any(line.level == "ERROR" for line in lines if isinstance(line, Tracing))
+
+
+def test_only_lines_of_the_level_are_written() -> None:
+    quiet = replace(FAILING, setting=replace(FAILING.setting, level="WARN", kernel_lines=False, noise=2))
+    lines = list(Model(quiet, 1, rounds=1).lines())
+    assert {line.level for line in lines if isinstance(line, Tracing)} == {"WARN", "ERROR"}
+    assert {type(line) for line in lines} == {Timeline, Tracing}
+
+
+def test_memory_of_the_past_is_bounded_where_it_is_not_kept() -> None:
+    model = Model(DAY, 1, speed=100, keep=False)
+    for _ in model.lines(120_000):
+        pass
+    assert max(map(len, model.kernels)) <= 256
+    assert not any(gpu.gaps for gpu in model.truth().gpus.values())

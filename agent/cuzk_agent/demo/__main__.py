@@ -8,7 +8,8 @@ from pathlib import Path
 from threading import Event
 
 from cuzk_agent.clock import system_clock
-from cuzk_agent.demo.daemon import DEFAULT_SPEED, run
+from cuzk_agent.demo.daemon import DEFAULT_SPEED, Prover
+from cuzk_agent.demo.scenario import SCENARIOS
 
 
 def main() -> None:
@@ -21,6 +22,15 @@ def main() -> None:
     parser.add_argument(
         "--speed", type=_speed, default=DEFAULT_SPEED, help="how many times faster than life (default: %(default)g)"
     )
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, default="day", help="what happens to it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rotate-bytes",
+        type=int,
+        metavar="N",
+        help="rename the log to PATH.1 when it has grown beyond (default: never)",
+    )
     arguments = parser.parse_args()
 
     interrupted = False
@@ -31,14 +41,9 @@ def main() -> None:
 
     # Set even where the parent made it ignored, as shells do for what they start in the background.
     signal.signal(signal.SIGINT, interrupt)
-    run(
-        arguments.log,
-        seed=arguments.seed,
-        speed=arguments.speed,
-        stop=lambda: interrupted,
-        clock=system_clock(),
-        sleep=Event().wait,
-    )
+    scenario = SCENARIOS[arguments.scenario]
+    prover = Prover(scenario, seed=arguments.seed, speed=arguments.speed, clock=system_clock())
+    prover.run(arguments.log, stop=lambda: interrupted, sleep=Event().wait, rotate_bytes=arguments.rotate_bytes)
 
 
 def _speed(text: str) -> float:

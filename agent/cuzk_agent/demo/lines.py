@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from heapq import heappop, heappush
 from random import Random
 
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LEVEL_COLOURS = {"INFO": "32", "ERROR": "31"}
+_LEVEL_COLOURS = {"INFO": "32", "WARN": "33", "ERROR": "31"}
 _TEAR_WINDOW_MS = 1.0
-_TEAR_PROBABILITY = 0.6
-"""Of the TIMELINE lines that another writer's line follows within the window: about 1 % of all."""
+_MAX_INTRUDERS = 4
+_LATE_MS = 3.0
+"""How long a thread may wait for the lock of the log at most."""
+_MAY_BE_LATE = frozenset({"SYNTH_START", "GPU_PICKUP", "GPU_START", "GPU_END"})
+"""Events after which the thread that logs them does nothing that another one's lines could tell of."""
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -21,17 +27,14 @@ class Timeline:
     """A `TIMELINE,…` line, printed with `eprintln!`: each fragment is a write of its own."""
 
     time_ms: float
-    """Since the engine's start, as for all lines; the offset is its whole milliseconds."""
+    """When it happens, in the simulation's time, as for all lines."""
     writer: str
     """The thread that writes it. A thread never lands in the middle of its own line."""
+    offset_ms: int
+    """The offset that the line bears: whole milliseconds of its engine's clock."""
     event: str
     job_id: str
     detail: str
-
-    @property
-    def offset_ms(self) -> int:
-        """The offset that the line bears."""
-        return int(self.time_ms)
 
     def text(self) -> str:
         """The line as it is meant, without its newline."""
@@ -66,71 +69,140 @@ Line = Timeline | Tracing | Kernel
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What lands in the file by one moment: a whole line, or a torn one with its intruder."""
+    """What lands in the file by one moment: a whole line, or a torn one with its intruders."""
 
     time_ms: float
     fragments: tuple[bytes, ...]
     """Each is one write(2)."""
-    torn: bool = False
+    torn: int = 0
+    """How many others' lines landed inside."""
 
 
-def fragments(line: Line, epoch_unix_ms: float) -> tuple[bytes, ...]:
-    """The writes that print `line`, for an engine that was started at `epoch_unix_ms`."""
-    match line:
-        case Timeline():
-            parts = ("TIMELINE,", str(line.offset_ms), ",", line.event, ",", line.job_id, ",", line.detail, "\n")
-            return tuple(part.encode() for part in parts)
-        case Kernel():
-            return (f"CUZK_TIMING: {line.text}\n".encode(),)
-        case Tracing():
-            return (_tracing_text(line, epoch_unix_ms).encode(),)
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """How lines look."""
+
+    start_unix_ms: float
+    """Wall-clock time at which the simulation begins."""
+    speed: float = 1.0
+    """How many times faster than the simulation's the wall clock's time is spent."""
+    colours: bool = True
+
+    def fragments(self, line: Line) -> tuple[bytes, ...]:
+        """The writes that print `line`."""
+        match line:
+            case Timeline():
+                parts = ("TIMELINE,", str(line.offset_ms), ",", line.event, ",", line.job_id, ",", line.detail, "\n")
+                return tuple(part.encode() for part in parts)
+            case Kernel():
+                return (f"CUZK_TIMING: {line.text}\n".encode(),)
+            case Tracing():
+                return (self._tracing(line).encode(),)
+
+    def unix_ms(self, time_ms: float) -> float:
+        """The wall-clock time of a moment of the simulation."""
+        return self.start_unix_ms + time_ms / self.speed
+
+    def _tracing(self, line: Tracing) -> str:
+        second, micros = divmod(int(self.unix_ms(line.time_ms) * 1000), 1_000_000)
+        stamp = f"{_second(second)}.{micros:06}Z"
+        if not self.colours:
+            span = f"{line.span}{{{_plain(line.span_fields)}}}: " if line.span is not None else ""
+            gap = " " if line.fields else ""
+            return f"{stamp} {line.level:>5} {span}{line.target}: {line.message}{gap}{_plain(line.fields)}\n"
+        level = f"\x1b[{_LEVEL_COLOURS[line.level]}m{line.level:>5}\x1b[0m"
+        span = ""
+        if line.span is not None:
+            fields = _coloured(line.span_fields)
+            span = f"\x1b[1m{line.span}\x1b[0m\x1b[1m{{\x1b[0m{fields}\x1b[1m}}\x1b[0m\x1b[2m:\x1b[0m "
+        gap = " " if line.fields else ""
+        return (
+            f"\x1b[2m{stamp}\x1b[0m {level} {span}\x1b[2m{line.target}\x1b[0m\x1b[2m:\x1b[0m "
+            f"{line.message}{gap}{_coloured(line.fields)}\n"
+        )
 
 
-def writes(lines: Iterator[Line], rng: Random, epoch_unix_ms: float) -> Iterator[Write]:
-    """Print lines in their order; now and then a line that is due just then lands inside a TIMELINE line.
+@lru_cache(maxsize=4)
+def _second(unix_s: int) -> str:
+    # Most lines share their second with the one before.
+    return f"{_UNIX_EPOCH + timedelta(seconds=unix_s):%Y-%m-%dT%H:%M:%S}"
 
-    Looks one line ahead, no further.
+
+def _plain(fields: Fields) -> str:
+    return " ".join([f"{key}={value}" for key, value in fields])
+
+
+def _coloured(fields: Fields) -> str:
+    return " ".join([f"\x1b[3m{key}\x1b[0m\x1b[2m=\x1b[0m{value}" for key, value in fields])
+
+
+def disordered(lines: Iterator[Line], rng: Random, probability: float) -> Iterator[Line]:
+    """The order in which lines are written: a TIMELINE line takes its time before it waits for the lock of the log.
+
+    `probability` is that of having to wait. Each thread's own lines stay in their order.
     """
-    line = next(lines, None)
-    while line is not None:
-        following = next(lines, None)
-        whole = fragments(line, epoch_unix_ms)
-        if following is not None and _collide(line, following) and rng.random() < _TEAR_PROBABILITY:
-            cut = rng.randrange(1, len(whole))
-            torn = (*whole[:cut], *fragments(following, epoch_unix_ms), *whole[cut:])
-            yield Write(following.time_ms, torn, torn=True)
+    held: list[tuple[float, int, Line]] = []
+    until_ms: dict[str, float] = {}
+    for number, line in enumerate(lines):
+        written_ms = max(line.time_ms, until_ms.get(line.writer, 0.0))
+        if isinstance(line, Timeline) and line.event in _MAY_BE_LATE and rng.random() < probability:
+            written_ms = max(written_ms, line.time_ms + rng.uniform(0.0, _LATE_MS))
+        if written_ms > line.time_ms:
+            until_ms[line.writer] = written_ms
+        elif not held:
+            until_ms.clear()
+            yield line
+            continue
+        heappush(held, (written_ms, number, line))
+        while held and held[0][0] <= line.time_ms:
+            yield heappop(held)[2]
+    while held:
+        yield heappop(held)[2]
+
+
+def writes(lines: Iterator[Line], rng: Random, printer: Printer, probability: float) -> Iterator[Write]:
+    """Print lines in their order; now and then the lines that are due just then land inside a TIMELINE line.
+
+    Looks a few lines ahead, no further. `probability` is that of being torn for a TIMELINE line which others' follow
+    within a millisecond.
+    """
+    ahead: deque[Line] = deque()
+
+    def look(index: int) -> Line | None:
+        while len(ahead) <= index:
             line = next(lines, None)
-        else:
+            if line is None:
+                return None
+            ahead.append(line)
+        return ahead[index]
+
+    while (line := look(0)) is not None:
+        intruders = 0
+        if isinstance(line, Timeline):
+            # Lines late in the order bear an earlier time than those around them.
+            while intruders < _MAX_INTRUDERS and (other := look(intruders + 1)) and _collide(line, other):
+                intruders += 1
+            intruders = rng.randint(1, intruders) if intruders and rng.random() < probability else 0
+        ahead.popleft()
+        whole = printer.fragments(line)
+        if not intruders:
             yield Write(line.time_ms, whole)
-            line = following
+            continue
+        cuts = sorted(rng.randrange(1, len(whole)) for _ in range(intruders))
+        torn: list[bytes] = []
+        at, time_ms = 0, line.time_ms
+        for cut in cuts:
+            intruder = ahead.popleft()
+            torn += whole[at:cut]
+            torn += printer.fragments(intruder)
+            at, time_ms = cut, max(time_ms, intruder.time_ms)
+        yield Write(time_ms, (*torn, *whole[at:]), torn=intruders)
 
 
-def _collide(line: Line, following: Line) -> bool:
+def _collide(line: Timeline, other: Line) -> bool:
     # TIMELINE lines never tear each other: the prover holds the lock of its stderr for the whole line.
     return (
-        isinstance(line, Timeline)
-        and not isinstance(following, Timeline)
-        and following.writer != line.writer
-        and following.time_ms - line.time_ms <= _TEAR_WINDOW_MS
+        not isinstance(other, Timeline)
+        and other.writer != line.writer
+        and abs(other.time_ms - line.time_ms) <= _TEAR_WINDOW_MS
     )
-
-
-def _tracing_text(line: Tracing, epoch_unix_ms: float) -> str:
-    time = _UNIX_EPOCH + timedelta(milliseconds=epoch_unix_ms + line.time_ms)
-    stamp = _styled("2", f"{time:%Y-%m-%dT%H:%M:%S.%fZ}")
-    level = _styled(_LEVEL_COLOURS[line.level], f"{line.level:>5}")
-    span = ""
-    if line.span is not None:
-        opened, closed = _styled("1", "{"), _styled("1", "}")
-        span = f"{_styled('1', line.span)}{opened}{_fields_text(line.span_fields)}{closed}{_styled('2', ':')} "
-    target = f"{_styled('2', line.target)}{_styled('2', ':')}"
-    body = " ".join(filter(None, (line.message, _fields_text(line.fields))))
-    return f"{stamp} {level} {span}{target} {body}\n"
-
-
-def _fields_text(fields: Fields) -> str:
-    return " ".join(f"{_styled('3', key)}{_styled('2', '=')}{value}" for key, value in fields)
-
-
-def _styled(code: str, text: str) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m"

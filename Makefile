@@ -13,9 +13,9 @@ INSTALLED := .venv/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: test demo format clean promtool
+.PHONY: test demo format clean prometheus
 
-test: $(INSTALLED) promtool
+test: $(INSTALLED) prometheus
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -41,8 +41,8 @@ $(INSTALLED): requirements-test.lock pyproject.toml
 	@touch $@
 
 # Debian's package brings a service along, which nobody here asked for.
-promtool:
-	@command -v promtool >/dev/null || { $(call apt_install,prometheus); \
+prometheus:
+	@command -v promtool prometheus | wc -l | grep -qx 2 || { $(call apt_install,prometheus); \
 	  if [ -d /run/systemd/system ]; then $(as_root) systemctl disable --now prometheus; \
 	  else $(as_root) service prometheus stop >/dev/null 2>&1 || true; fi; }
 

@@ -71,12 +71,13 @@ def model(lives: list[Life], gpus: int, announced: bool) -> list[Account]:
             for gpu in range(gpus)
         ]
         left = sum(stage in {"waiting", "synth", "ready"} for stage in stages)
+        ready = stages.count("ready")
         for gpu in sorted(idle, key=lambda gpu: (ended_ms[gpu], gpu)):
             if "picked up" in here[gpu]:
                 cause = Cause.HANDOFF
             else:
-                cause = cause_of(stages, left, announced=announced, reached=reached[gpu])
-                left -= 1
+                cause = cause_of(stages, ready, left, announced=announced, reached=reached[gpu])
+                ready, left = ready - 1, left - 1
             if cause is Cause.NO_WORK:
                 reached[gpu] = False
             accounts[gpu].each_ms.append(cause)
@@ -85,10 +86,10 @@ def model(lives: list[Life], gpus: int, announced: bool) -> list[Account]:
     return accounts
 
 
-def cause_of(stages: list[str], left: int, *, announced: bool, reached: bool) -> Cause:
+def cause_of(stages: list[str], ready: int, left: int, *, announced: bool, reached: bool) -> Cause:
     if left <= 0:
         return Cause.NO_WORK
-    if "ready" in stages:
+    if ready > 0:
         return Cause.HANDOFF
     if "synth" not in stages:
         return Cause.BLOCKED

@@ -16,7 +16,7 @@ from cuzk_agent.timeline import units
 from cuzk_agent.timeline.engine import Engine, Limits
 from cuzk_agent.timeline.ledger import _MAX_EDGES
 from cuzk_agent.timeline.pipeline import Pipeline
-from cuzk_agent.timeline.state import UnitOutcome
+from cuzk_agent.timeline.state import ProofOutcome, Stage, UnitOutcome
 from cuzk_agent.timeline.tally import PROOF_KINDS
 
 
@@ -346,3 +346,32 @@ def test_one_event_from_the_far_future_moves_nothing_and_a_run_of_them_takes_no_
     assert run.state().engine_restarts == 1
     # And hour after hour, which is believed.
     follow(event(i * 3_500_000, "GPU_START", f"x{i}", "worker=1") for i in range(2000))
+
+
+def test_what_is_left_of_a_failed_job_does_no_harm_to_its_retry() -> None:
+    def life(at_ms: int, *names: str, partition: int) -> Iterator[bytes]:
+        for name in names:
+            yield event(at_ms, name, "porep-1", f"worker={partition},partition={partition}")
+
+    enqueued = "job enqueued job_id=porep-1 proof_kind=porep-c2 priority=Normal"
+    pipeline = Pipeline()
+    pipeline.feed(
+        [
+            tracing(0, "starting cuzk engine pipeline_enabled=true"),
+            tracing(0, enqueued),
+            *life(10, "SYNTH_START", "SYNTH_END", "GPU_PICKUP", "GPU_START", partition=0),
+            *life(20, "SYNTH_START", partition=1),
+            tracing(30, "partition synthesis failed error=x job_id=porep-1 partition=1"),
+            tracing(40, "skipping synthesis for failed job job_id=porep-1 partition=2"),
+            tracing(50, enqueued),
+            *life(60, "SYNTH_START", partition=0),
+            tracing(70, "skipping synthesis for failed job job_id=porep-1 partition=3"),
+            *life(80, "GPU_END", partition=0),
+            tracing(90, "discarding GPU result for failed job job_id=porep-1 partition=0"),
+        ]
+    )
+    pipeline.finish()
+    state = pipeline.state()
+    assert state.proof_outcomes["porep-c2", ProofOutcome.FAILED] == 1
+    assert state.jobs_open["porep-c2"] == 1
+    assert {stage: count for stage, count in state.in_flight.items() if count} == {Stage.WAITING: 9, Stage.SYNTH: 1}

@@ -146,7 +146,7 @@ def _dropped(engine: Engine, line: TracingLine, at_ms: int) -> None:
 
 def _discarded(engine: Engine, line: TracingLine, at_ms: int) -> None:
     if job_id := line.fields.get("job_id"):
-        engine.units.job_failed(job_id, at_ms)
+        engine.units.result_discarded(job_id, _number(line.fields, "partition"), at_ms)
 
 
 _HANDLERS: Mapping[str, Callable[[Engine, TracingLine, int], None]] = {

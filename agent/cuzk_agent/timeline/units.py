@@ -350,17 +350,31 @@ class Units:
 
     def unit_dropped(self, job_id: str, partition: int | None, at_ms: int) -> None:
         """The daemon gives up this unit because its job has failed."""
-        if job := self._latest(job_id):
-            if unit := job.units.get(partition):
+        failed = self._incarnation(job_id, partition, lambda unit: unit.job.failed_ms is not None and not unit.end_ms)
+        if job := failed or self._latest(job_id):
+            unit = job.units.get(partition)
+            if unit is not None and unit.outcome is None:
                 self._leave(unit, UnitOutcome.DROPPED, max(at_ms, unit.entered_ms))
-            self.job_failed(job_id, at_ms)
+            self._job_failed(job, at_ms)
 
-    def job_failed(self, job_id: str, at_ms: int) -> None:
-        """The daemon itself treats the job as failed."""
-        if job := self._latest(job_id):
-            if job.failed_ms is None:
-                job.failed_ms = at_ms
-            self._close(job, ProofOutcome.FAILED, at_ms)
+    def result_discarded(self, job_id: str, partition: int | None, at_ms: int) -> None:
+        """The daemon throws away a unit that came from a GPU because its job has failed."""
+        started = self._incarnation(job_id, partition, lambda unit: unit.start_ms is not None)
+        if job := started or self._latest(job_id):
+            self._job_failed(job, at_ms)
+
+    def _job_failed(self, job: Job, at_ms: int) -> None:
+        if job.failed_ms is None:
+            job.failed_ms = at_ms
+        self._close(job, ProofOutcome.FAILED, at_ms)
+
+    def _incarnation(self, job_id: str, partition: int | None, fits: Callable[[Unit], bool]) -> Job | None:
+        """The latest whose unit fits what a line tells of it: a job that has failed may run again by then."""
+        for job in reversed(self._jobs.get(job_id, ())):
+            unit = job.units.get(partition)
+            if unit is not None and fits(unit):
+                return job
+        return None
 
     def prove_complete(self, job_id: str, partition: int | None, at_ms: int) -> bool:
         """The daemon says that this partition is proved. Normally its GPU_END was there before. Returns False if no

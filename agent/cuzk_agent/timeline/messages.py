@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from cuzk_agent.timeline.engine import Engine
 from cuzk_agent.timeline.lines import TracingLine
@@ -25,21 +26,27 @@ def take(engine: Engine, line: TracingLine, at_ms: int) -> None:
     if len(line.fields.get("job_id", "")) > MAX_JOB_ID or len(span.get("job_id", "")) > MAX_JOB_ID:
         # No TIMELINE line could name that job.
         return
-    _learn_worker(engine, span, at_ms)
-    if "job_id" in span and "proof_kind" in span:
-        engine.units.learn_kind(span["job_id"], span["proof_kind"])
+    if span:
+        _learn_worker(engine, span, at_ms)
+        if "job_id" in span and "proof_kind" in span:
+            engine.units.learn_kind(span["job_id"], span["proof_kind"])
     if trouble := _TROUBLE.get(message):
         engine.trouble(trouble)
-    if handle := _HANDLERS.get(message):
+    if handle := _handler_of(message):
         handle(engine, line, at_ms)
-    elif "self-check " in message:
-        _self_checked(engine, line, at_ms)
-    elif "per-partition verification results" in message:
-        _bad_partitions(engine, line)
-    elif message.startswith("acquire request exceeds total budget"):
-        engine.trouble("memory_budget")
-    elif message.startswith("SRS evicted"):
-        engine.trouble("srs_evicted")
+
+
+@lru_cache(maxsize=1024)
+def _handler_of(message: str) -> Callable[[Engine, TracingLine, int], None] | None:
+    if handle := _HANDLERS.get(message):
+        return handle
+    if "self-check " in message:
+        return _self_checked
+    if "per-partition verification results" in message:
+        return _bad_partitions
+    if message.startswith("acquire request exceeds total budget"):
+        return _over_budget
+    return _srs_evicted if message.startswith("SRS evicted") else None
 
 
 def settings_in(fields: Mapping[str, str]) -> dict[str, str]:
@@ -122,7 +129,15 @@ def _self_checked(engine: Engine, line: TracingLine, at_ms: int) -> None:
         engine.units.self_checked(job_id, passed, at_ms)
 
 
-def _bad_partitions(engine: Engine, line: TracingLine) -> None:
+def _over_budget(engine: Engine, line: TracingLine, at_ms: int) -> None:
+    engine.trouble("memory_budget")
+
+
+def _srs_evicted(engine: Engine, line: TracingLine, at_ms: int) -> None:
+    engine.trouble("srs_evicted")
+
+
+def _bad_partitions(engine: Engine, line: TracingLine, at_ms: int) -> None:
     job_id = line.fields.get("job_id", "")
     for partition in re.findall(r"[0-9]{1,4}", line.fields.get("invalid_partitions", ""))[:64]:
         engine.trouble("bad_partition", engine.units.gpu_of(job_id, int(partition)) or "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cuzk_agent.timeline.lines import LogLine, ParseStats
 from cuzk_agent.timeline.torn import TIMELINE, UNPARSED_REASONS, TornLines, starts_line
-from cuzk_agent.timeline.tracing import is_unfinished, parse_kernel_timing, parse_tracing, strip_escapes
+from cuzk_agent.timeline.tracing import TracingReader, is_unfinished, parse_kernel_timing, parse_tracing, strip_escapes
 
 __all__ = ["UNPARSED_REASONS", "LineParser"]
 
@@ -23,6 +23,7 @@ class LineParser:
 
     def __init__(self) -> None:
         self._torn = TornLines()
+        self._tracing = TracingReader()
         self._error: list[bytes] = []
         self._error_bytes = 0
 
@@ -61,7 +62,7 @@ class LineParser:
             return () if timing is None else (timing,)
         if not line.startswith((b"\x1b", b"1", b"2")):
             return ()
-        tracing = parse_tracing(line)
+        tracing = self._tracing.read(line)
         if tracing is None:
             return ()
         if is_unfinished(tracing) and len(line) <= MAX_ERROR_BYTES:

@@ -91,6 +91,11 @@ _ESCAPE = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")
 _HEADER = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z +(TRACE|DEBUG|INFO|WARN|ERROR) +"
 )
+_TIME = re.compile(
+    rb"(?:\x1b\[[0-9;]*m)?([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z(?=[ \x1b])"
+)
+_LAST_KEY = re.compile(r" [A-Za-z_][A-Za-z0-9_.]*\Z")
+_KINDS_MAX = 1024
 # Atomic and possessive, so that a line made to look like many spans can't make matching slow.
 _SPANS = re.compile(r"((?:\w+(?>\{.*?\}(?=:))?:)++) (?=[\w:.-]+: )", re.DOTALL | re.ASCII)
 _SPAN_FIELDS = re.compile(r"\{(.*?)\}:", re.DOTALL)
@@ -116,6 +121,10 @@ def _unix_seconds(text: str) -> int | None:
         return int(datetime.fromisoformat(text + "+00:00").timestamp())
     except ValueError:
         return None
+
+
+def _unix_ms(seconds: int, fraction: str | bytes | None) -> float:
+    return seconds * 1000.0 + (int(fraction) / 10 ** (len(fraction) - 3) if fraction else 0.0)
 
 
 def _unwrap(value: str) -> str | None:
@@ -178,9 +187,7 @@ def parse_tracing(line: bytes) -> TracingLine | None:
     seconds = _unix_seconds(clock)
     if seconds is None:
         return None
-    unix_ms = seconds * 1000.0
-    if fraction:
-        unix_ms += int(fraction) / 10 ** (len(fraction) - 3)
+    unix_ms = _unix_ms(seconds, fraction)
 
     span = _NONE
     target, _, body = text[header.end() :].partition(": ")
@@ -203,6 +210,43 @@ def parse_tracing(line: bytes) -> TracingLine | None:
         return TracingLine(unix_ms, level, span, message, _NONE)
     parts = _KEY.split(body)
     return TracingLine(unix_ms, level, span, message, _fields(parts[1:], KEYS_AFTER_ERROR.get(message, ())))
+
+
+class TracingReader:
+    """Reads tracing lines, each like `parse_tracing`. Those of which only time and message are kept are most of a log,
+    and few kinds of them: what comes before the first value is remembered, so that they need not be taken apart."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[bytes, tuple[str, str]] = {}
+
+    def read(self, line: bytes) -> TracingLine | None:
+        """The line's content; None if it is no tracing line."""
+        time = _TIME.match(line)
+        if time is None:
+            return parse_tracing(line)
+        equals = line.find(b"=", time.end())
+        if equals < 0:
+            return parse_tracing(line)
+        kind = line[time.end() : equals]
+        found = self._kinds.get(kind)
+        seconds = _unix_seconds(time[1].decode()) if found is not None else None
+        if found is None or seconds is None:
+            parsed = parse_tracing(line)
+            if parsed is not None and _is_told_by(kind, parsed):
+                if len(self._kinds) >= _KINDS_MAX:
+                    self._kinds.clear()
+                self._kinds[kind] = parsed.level, parsed.message
+            return parsed
+        return TracingLine(_unix_ms(seconds, time[2]), found[0], _NONE, found[1], _NONE)
+
+
+def _is_told_by(kind: bytes, parsed: TracingLine) -> bool:
+    """Whether every line that begins like this one, up to its first `=`, has its message and no more to keep."""
+    if parsed.fields or parsed.span or b"{" in kind:
+        return False
+    # The `=` must be the one behind the message's first key.
+    text = strip_escapes(kind).decode("utf-8", "replace")
+    return _LAST_KEY.search(text) is not None and text.endswith(f": {parsed.message}", 0, text.rindex(" "))
 
 
 def is_unfinished(line: TracingLine) -> bool:

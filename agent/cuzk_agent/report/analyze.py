@@ -21,6 +21,7 @@ from cuzk_agent.report.model import (
     Supply,
     Throughput,
     Values,
+    working,
 )
 from cuzk_agent.report.verdict import verdict_on
 from cuzk_agent.timeline.engine import Engine
@@ -396,7 +397,7 @@ class _EngineAnalysis:
             name: self._gpu(name, run_end_ms, run_ms, counted.kernel_ms.get(name))
             for name in sorted(engine.ledger.accounts)
         }
-        supply = self._supply(gpus.values())
+        supply = self._supply(working(gpus))
         proofs: defaultdict[LatencyBasis, defaultdict[str, array[int]]] = defaultdict(
             lambda: defaultdict(lambda: array("q"))
         )

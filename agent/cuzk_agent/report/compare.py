@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from cuzk_agent.report.model import EngineReport, JobRow, Report, Values
+from cuzk_agent.report.model import EngineReport, JobRow, Report, Values, working
 from cuzk_agent.timeline.state import Cause, LatencyBasis, ProofOutcome
 
 FEW_PROOFS = 8
@@ -61,7 +61,7 @@ class _Run:
 
     def __init__(self, report: Report) -> None:
         self.engines = report.engines
-        self.gpus = [gpu for engine in report.engines for gpu in engine.gpus.values() if gpu.spans]
+        self.gpus = [gpu for engine in report.engines for gpu in working(engine.gpus)]
         bases = [engine.proof_basis for engine in report.engines if engine.proof_basis is not None]
         self.basis = LatencyBasis.SUBMISSION if LatencyBasis.SUBMISSION in bases else next(iter(bases), None)
         self.proved = [
@@ -103,7 +103,7 @@ def _utilization(run: _Run) -> float | None:
 
 
 def _kernel_utilization(run: _Run) -> float | None:
-    known = [gpu for gpu in run.gpus if gpu.kernel_ms is not None]
+    known = [gpu for gpu in run.gpus if gpu.kernel_utilization is not None]
     return _ratio(sum(gpu.kernel_ms or 0 for gpu in known), sum(gpu.busy_ms + gpu.gap_ms for gpu in known))
 
 

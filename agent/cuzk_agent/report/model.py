@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from cuzk_agent.timeline.ledger import UNKNOWN_GPU
 from cuzk_agent.timeline.state import Boundary, Cause, LatencyBasis, ProofOutcome, UnitOutcome
 
 VERSION = 1
@@ -153,8 +154,10 @@ class GpuReport:
 
     @property
     def kernel_utilization(self) -> float | None:
-        """Kernel time in the time that `logged_utilization` is about."""
-        return None if self.kernel_ms is None else _ratio(self.kernel_ms, self.busy_ms + self.gap_ms)
+        """Kernel time in the time that `logged_utilization` is about; None where the kernels cannot all be this GPU's."""
+        if self.kernel_ms is None or self.kernel_ms > self.busy_ms:
+            return None
+        return _ratio(self.kernel_ms, self.busy_ms + self.gap_ms)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -423,6 +426,12 @@ class Report:
             "long_gap_ms": self.long_gap_ms,
             "engines": [engine.to_json() for engine in self.engines],
         }
+
+
+def working(gpus: Mapping[str, GpuReport]) -> list[GpuReport]:
+    """The GPUs that had work. A log may tell which is which only after the first spans: that makes no further GPU."""
+    known = [gpu for name, gpu in gpus.items() if gpu.spans and name != UNKNOWN_GPU]
+    return known or [gpu for gpu in gpus.values() if gpu.spans]
 
 
 def _latency_json(by_kind: Mapping[str, Values]) -> dict[str, Any]:

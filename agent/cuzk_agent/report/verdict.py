@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cuzk_agent.report.model import GpuReport, Supply, Values, Verdict
+from cuzk_agent.report.model import GpuReport, Supply, Values, Verdict, working
 from cuzk_agent.report.words import duration, plural, rate, share
 from cuzk_agent.timeline.state import Cause
 
@@ -30,7 +30,7 @@ def verdict_on(
     gpus: Mapping[str, GpuReport], supply: Supply, *, synth: Values, handoff: Values, evidence: Mapping[str, bool]
 ) -> Verdict:
     """The verdict on one engine."""
-    worked = [gpu for gpu in gpus.values() if gpu.spans]
+    worked = working(gpus)
     spans = sum(gpu.spans for gpu in worked)
     if not evidence["spans"]:
         return Verdict(
@@ -147,7 +147,7 @@ def _asides(gpus: list[GpuReport], busy_ms: int, utilization: float) -> list[str
         occupancy = sum(chip.span_busy_ms for chip in occupied) / sum(chip.span_sampled_ms for chip in occupied)
         if occupancy < _HOLLOW:
             told.append(f"Busy on the log is not busy on the chip: in spans it was {share(occupancy)} busy.")
-    elif known := [gpu for gpu in gpus if gpu.kernel_ms is not None and gpu.busy_ms]:
+    elif known := [gpu for gpu in gpus if gpu.kernel_utilization is not None and gpu.busy_ms]:
         filled = sum(gpu.kernel_ms or 0 for gpu in known) / sum(gpu.busy_ms for gpu in known)
         if filled < _HOLLOW:
             told.append(f"Busy on the log is not busy on the chip: kernels ran in {share(filled)} of the busy time.")

@@ -308,9 +308,7 @@ class Model:
         heappush(self._due, (self.now_ms + delay_ms, self._happened, happen, engine))
 
     def say(self, line: Line) -> None:
-        """A line is written, if it is of a level that is."""
-        if isinstance(line, Tracing) and _LEVELS[line.level] < _LEVELS[self.setting.level]:
-            return
+        """A line is written, if its kind is."""
         if isinstance(line, Kernel) and not self.setting.kernel_lines:
             return
         self.said.append(line)
@@ -359,8 +357,7 @@ class Model:
             return
         if end is End.INTERRUPTED:
             for line in shutdown_lines(self.now_ms):
-                self.say(line)
-                engine.said_at(self.now_ms)
+                engine.say(line)
         self._engine = None
         self._unserved += engine.end()
         for kernels in self.kernels:
@@ -512,10 +509,6 @@ class Engine:
     def _logged(self, duration_ms: float) -> int:
         return int(duration_ms / self._model.speed)
 
-    def said_at(self, time_ms: float) -> None:
-        """A line was written."""
-        self.last_line_ms = max(self.last_line_ms, int((time_ms - self._start_ms) / self._model.speed))
-
     def _timeline(self, writer: str, event: str, unit: _Unit, detail: str) -> None:
         self.last_line_ms = offset_ms = self._clock()
         self._model.say(Timeline(self._model.now_ms, writer, offset_ms, event, unit.job.job_id, detail))
@@ -523,16 +516,17 @@ class Engine:
     def _kernel(self, writer: str, text: str) -> None:
         self._model.say(Kernel(self._model.now_ms, writer, text))
 
-    def _say(self, line: Tracing) -> None:
+    def say(self, line: Tracing) -> None:
+        """A line is written, if it is of a level that is."""
         if _LEVELS[line.level] >= _LEVELS[self._setting.level]:
             self.last_line_ms = self._clock()
             self._model.say(line)
 
     def _info(self, writer: str, target: str, message: str, *fields: tuple[str, str]) -> None:
-        self._say(Tracing(self._now_ms, writer, "INFO", target, message, fields))
+        self.say(Tracing(self._now_ms, writer, "INFO", target, message, fields))
 
     def _error(self, writer: str, message: str, *fields: tuple[str, str]) -> None:
-        self._say(Tracing(self._now_ms, writer, "ERROR", _ENGINE, message, fields))
+        self.say(Tracing(self._now_ms, writer, "ERROR", _ENGINE, message, fields))
 
     def _in_dispatch(
         self, job: _Job, writer: str, message: str, *fields: tuple[str, str], level: str = "INFO", batch: int = 1
@@ -541,7 +535,7 @@ class Engine:
         name = "synth_single"
         if batch > 1:
             name, span = "synth_batch_full", (("batch_size", str(batch)), *span)
-        self._say(Tracing(self._now_ms, writer, level, _ENGINE, message, fields, name, span))
+        self.say(Tracing(self._now_ms, writer, level, _ENGINE, message, fields, name, span))
 
     def _in_worker(
         self, worker: _Worker, unit: _Unit, message: str, *fields: tuple[str, str], level: str = "INFO"
@@ -554,7 +548,7 @@ class Engine:
             ("batch_size", str(len(unit.batch) or 1)),
             ("partition", unit.partition_debug),
         )
-        self._say(Tracing(self._now_ms, worker.writer, level, _ENGINE, message, fields, "gpu_worker", span))
+        self.say(Tracing(self._now_ms, worker.writer, level, _ENGINE, message, fields, "gpu_worker", span))
 
     # Start and end
 
@@ -773,7 +767,7 @@ class Engine:
         if gib > self._setting.budget_gib:
             message = "acquire request exceeds total budget — will block until possible"
             fields = (("amount_gib", str(int(gib))), ("total_gib", str(int(self._setting.budget_gib))))
-            self._say(Tracing(self._now_ms, "dispatcher", "WARN", _MEMORY, message, fields))
+            self.say(Tracing(self._now_ms, "dispatcher", "WARN", _MEMORY, message, fields))
         self._memory_waiting.append((gib, then))
         self._grant()
 
@@ -879,7 +873,7 @@ class Engine:
         self._timeline(writer, "SYNTH_START", unit, f"partition={unit.partition}")
         if job.fault is not None and self._random.random() < 0.2:
             size = ("size_gib", "2.4")
-            self._say(Tracing(self._now_ms, writer, "WARN", _PINNED_POOL, "pinned pool: cudaHostAlloc failed", (size,)))
+            self.say(Tracing(self._now_ms, writer, "WARN", _PINNED_POOL, "pinned pool: cudaHostAlloc failed", (size,)))
         self._synthesize(unit, partial(self._synthesized_partition, unit, slot))
 
     def _begin_whole(self, unit: _Unit) -> None:
@@ -1041,7 +1035,8 @@ class Engine:
         unit, worker = proving.unit, proving.worker
         if unit.fault in (Fault.PROVE_START, Fault.PROVE_START_PANIC):
             panics = unit.fault is Fault.PROVE_START_PANIC
-            self._returned(proving)
+            if self._setting.generation is not Generation.SINGLE:
+                self._returned(proving)
             self._model.troubles.append(Trouble(self._now_ms, worker.gpu, _XID_CUDA))
             self._end_span(proving)
             # What the daemon keeps of a partitioned job does not learn of it.
@@ -1250,7 +1245,7 @@ class Engine:
             self._error(writer, message, job.id_field, ("valid_partitions", str(valid)), invalid)
 
 
-def shutdown_lines(time_ms: float) -> tuple[Line, ...]:
+def shutdown_lines(time_ms: float) -> tuple[Tracing, ...]:
     """What an engine says last when it is interrupted, and what a killed one doesn't."""
     return (
         Tracing(time_ms, "main", "INFO", _DAEMON, "received SIGINT, shutting down", ()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import math
 from itertools import pairwise
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from cuzk_agent.gpu.samples import BusyMeter, BusySample, Interval, PowerMeter, RingReader, busy_fraction
 from cuzk_agent.gpu.state import Method
-from gpu.support import CAPTURES
+from gpu.support import CAPTURES, H200
 
 UNIX_S = 1_796_000_000.0
 MONOTONIC_S = 5_000.0
@@ -130,6 +132,20 @@ def test_however_reads_overlap_each_sample_counts_once(data: st.DataObject) -> N
     sampled_s = sum(one.end_unix_s - one.start_unix_s for one in found)
     busy_s = sum((one.end_unix_s - one.start_unix_s) * one.busy_fraction for one in found)
     assert 0 <= busy_s <= sampled_s <= (ring[ends[-1] - 1][0] - start_us) / US + 1e-4
+
+
+def test_a_real_ring_whose_time_stamps_tremble_counts_each_sample_once() -> None:
+    with lzma.open(H200 / "rings.json.xz") as file:
+        reads = json.load(file)["reads"]
+    busy = RingReader(0.2, 100, 0.0)
+    power = RingReader(0.02, 10**9, 0.0)
+    for reader, ring in ((busy, "utilization"), (power, "power")):
+        found = [one for read in reads for one in reader.read(read[ring], read["unix_s"], 5000.0)]
+        assert all(earlier.end_unix_s <= later.start_unix_s + 2e-5 for earlier, later in pairwise(found))
+        stretch_s = found[-1].end_unix_s - found[0].start_unix_s
+        assert sum(one.end_unix_s - one.start_unix_s for one in found) == pytest.approx(stretch_s, rel=1e-3)
+        assert (reader.dropped, reader.resyncs) == (0, 0)
+    assert stretch_s > 2.3 + 15 * 1.6
 
 
 def test_percents_are_rounded_down_by_the_driver() -> None:

@@ -7,7 +7,7 @@ A sample tells of the interval that *ends* at its time stamp. Measured on H200s:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -28,6 +28,9 @@ _FUTURE_S = 1.0
 """A time stamp further ahead of the clock than this is from before the clock was set back, or no time at all."""
 _REMEMBERED = 1024
 """Time stamps that are remembered at least: several times the longest ring."""
+_SAME_US = 2000
+"""Time stamps nearer than this are of one sample: from one read of the ring to the next they differ by 1 µs now and
+then (seen on an H200), and samples are 20 ms apart at least."""
 _POWER_MAX_MW = 100_000_000
 _POWER_STEP_S = 0.1 + 1e-5
 _TOUCHING_S = 1e-5
@@ -90,15 +93,16 @@ class RingReader:
     _begun: bool = False
     _newest_us: int = 0
     _seen: dict[int, None] = field(default_factory=dict)
+    """Time stamps that were read, in units of `_SAME_US`."""
     _stale: frozenset[int] = frozenset()
-    """Time stamps from before the last resync: no predecessors of what came later."""
+    """Those from before the last resync: no predecessors of what came later."""
 
     def read(self, raw: Iterable[tuple[int, int]], unix_s: float, monotonic_s: float) -> list[Interval]:
         """What is new in a read of the ring, as (time stamp µs, value) in any order, in the order of time.
 
         The whole ring may be passed in each time. The clocks are those of the moment of the read.
         """
-        values = {stamp: value for stamp, value in raw if stamp not in self._stale}
+        values = {stamp: value for stamp, value in raw if not _is_among(stamp, self._stale)}
         # The two clocks are decades apart, so that even a ring that stood still for days tells which one it is on; and
         # its middle does so although some of its samples may be none.
         times = sorted(stamp for stamp in values if stamp > 0) or [0]
@@ -111,8 +115,8 @@ class RingReader:
             usable = 0 < stamp <= limit_us and 0 <= values[stamp] <= self.value_max
             if usable:
                 stamps.append(stamp)
-            if stamp not in self._seen:
-                self._seen[stamp] = None
+            if not _is_among(stamp, self._seen):
+                self._seen[stamp // _SAME_US] = None
                 if usable:
                     fresh.append(stamp)
                 else:
@@ -120,7 +124,7 @@ class RingReader:
         self._learn(stamps)
         if fresh and fresh[-1] < self._newest_us:
             self.resyncs += 1
-            self._stale = frozenset(self._seen) - frozenset(fresh)
+            self._stale = frozenset(self._seen) - {stamp // _SAME_US for stamp in fresh}
             self._newest_us = 0
             stamps = fresh
         found = self._intervals(fresh, stamps, values, offset_s)
@@ -154,6 +158,11 @@ class RingReader:
                 self._begun = True
             found.append(Interval(start_s, end_s, values[stamp]))
         return found
+
+
+def _is_among(stamp: int, known: Container[int]) -> bool:
+    near = stamp // _SAME_US
+    return near in known or near - 1 in known or near + 1 in known
 
 
 class _Meter:

@@ -125,9 +125,8 @@ def _analyze(arguments: argparse.Namespace) -> int:
     from cuzk_agent.report.command import Form, run_analyze  # noqa: PLC0415
     from cuzk_agent.report.model import LONG_GAP_MS  # noqa: PLC0415
 
-    options = Options(
-        LONG_GAP_MS if arguments.gaps is None else arguments.gaps, start=arguments.start, end=arguments.end
-    )
+    long_gap_ms = LONG_GAP_MS if arguments.gaps is None and arguments.json else arguments.gaps
+    options = Options(long_gap_ms, start=arguments.start, end=arguments.end)
     with _progress() as progress:
         answer = run_analyze(
             arguments.logs,

@@ -47,7 +47,8 @@ _JOBS_KEPT = 256
 class Options:
     """What a report is to be about."""
 
-    long_gap_ms: int = LONG_GAP_MS
+    long_gap_ms: int | None = LONG_GAP_MS
+    """How long a gap must be at least to be listed; None: none is."""
     start: Bound | None = None
     end: Bound | None = None
 
@@ -314,7 +315,8 @@ class _EngineAnalysis:
         self._gaps_of[gap.number_after] += end_ms - start_ms
         if gap.boundary is Boundary.CROSS_JOB:
             self._gaps_before.setdefault(gap.number_after, {})[gap.gpu, gap.end_ms] = gap.duration_ms
-        if end_ms - start_ms >= self._options.long_gap_ms:
+        long_ms = self._options.long_gap_ms
+        if long_ms is not None and end_ms - start_ms >= long_ms:
             gpu.long_gaps.append(
                 LongGap(
                     start_ms, end_ms - start_ms, gap.job_before, gap.job_after, gap.boundary, gap.cause, by_cause_ms

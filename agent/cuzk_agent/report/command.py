@@ -111,7 +111,7 @@ def run_compare(
     complaints: list[str] = []
     for log in (base, *new):
         try:
-            report, fault = analyze(expand([log]), on_progress=on_progress)
+            report, fault = analyze(expand([log]), Options(long_gap_ms=None), on_progress)
         except InputError as error:
             complaints.append(str(error))
             continue

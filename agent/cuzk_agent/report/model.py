@@ -414,7 +414,7 @@ class Report:
     bytes: int
     lines: int
     looks_binary: bool
-    long_gap_ms: int
+    long_gap_ms: int | None
     engines: tuple[EngineReport, ...]
 
     def to_json(self) -> dict[str, Any]:

@@ -375,3 +375,10 @@ def test_what_is_left_of_a_failed_job_does_no_harm_to_its_retry() -> None:
     assert state.proof_outcomes["porep-c2", ProofOutcome.FAILED] == 1
     assert state.jobs_open["porep-c2"] == 1
     assert {stage: count for stage, count in state.in_flight.items() if count} == {Stage.WAITING: 9, Stage.SYNTH: 1}
+
+
+def test_long_messages_are_not_remembered() -> None:
+    pipeline = follow([START])
+    with growth_within(16 * 1024 * 1024):
+        for index in range(1000):
+            pipeline.feed([tracing(0, f"{index} {'x' * 60_000}")])

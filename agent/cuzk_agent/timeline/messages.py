@@ -18,6 +18,8 @@ SETTINGS = ("num_gpus", "gpu_workers_per_device", "total_workers", "pipeline_ena
 """What is kept of the start-up lines."""
 _MAX_SETTING = 64
 _MAX_GPUS = 64
+_MAX_MESSAGE = 256
+"""Of a message, what tells its meaning: more is not remembered."""
 
 
 def take(engine: Engine, line: TracingLine, at_ms: int) -> None:
@@ -32,7 +34,7 @@ def take(engine: Engine, line: TracingLine, at_ms: int) -> None:
             engine.units.learn_kind(span["job_id"], span["proof_kind"])
     if trouble := _TROUBLE.get(message):
         engine.trouble(trouble)
-    if handle := _handler_of(message):
+    if handle := _handler_of(message[:_MAX_MESSAGE]):
         handle(engine, line, at_ms)
 
 

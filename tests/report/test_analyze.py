@@ -290,6 +290,9 @@ def test_stretches_add_up_to_the_whole(name: str, borders_s: tuple[float, ...]) 
         assert sum(each.busy_ms for each in found) == gpu.busy_ms
         assert sum(each.run_busy_ms for each in found) == gpu.run_busy_ms
         assert sum(each.gap_ms for each in found) == gpu.gap_ms
+        assert sum(each.spans for each in found) == gpu.spans
+        for reason, wasted_ms in gpu.wasted_ms.items():
+            assert sum(each.wasted_ms[reason] for each in found) == pytest.approx(wasted_ms)
         for cause in Cause:
             assert sum(each.idle_ms[cause] for each in found) == gpu.idle_ms[cause]
             assert sum(each.gap_by_cause_ms[cause] for each in found) == gpu.gap_by_cause_ms[cause]

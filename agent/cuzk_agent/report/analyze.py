@@ -25,7 +25,7 @@ from cuzk_agent.report.model import (
 )
 from cuzk_agent.report.verdict import verdict_on
 from cuzk_agent.timeline.engine import Engine
-from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, Stretch
+from cuzk_agent.timeline.ledger import UNKNOWN_GPU, WASTED_REASONS, Gap, Stretch
 from cuzk_agent.timeline.pipeline import Pipeline
 from cuzk_agent.timeline.state import (
     Boundary,
@@ -188,6 +188,11 @@ class _UpTo:
 class _Gpu:
     """One GPU within the stretch that the report is about."""
 
+    spans_before: int = 0
+    spans_until: int = 0
+    """Spans begun before the stretch, and up to its end."""
+    wasted_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WASTED_REASONS, 0.0))
+    """Of jobs that count to the stretch."""
     busy_ms: int = 0
     run_busy: _UpTo = field(default_factory=_UpTo)
     idle_ms: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
@@ -271,6 +276,12 @@ class _EngineAnalysis:
         bounded = self.bounded
         for name, cause in stretch.gpus.items():
             gpu = self._gpu_of(name)
+            if bounded:
+                spans = self._engine.ledger.accounts[name].totals.spans
+                if stretch.start_ms < self._stretch[0]:
+                    gpu.spans_before = spans
+                if stretch.start_ms < self._stretch[1]:
+                    gpu.spans_until = spans
             if cause is None:
                 if bounded:
                     gpu.idle_since_busy.clear()
@@ -349,6 +360,9 @@ class _EngineAnalysis:
         last_ms = max((_last_ms(unit) for unit in units), default=job.first_ms)
         if not self.holds(last_ms):
             return
+        if (reason := job.account.wasted) is not None:
+            for name, busy_ms in job.account.busy_ms.items():
+                self._gpu_of(name).wasted_ms[reason] += busy_ms
         first = min((unit for unit in units if unit.start_ms is not None), key=_start_ms, default=None)
         latency = job.latency if job.outcome is ProofOutcome.PROVED else None
         synth = [
@@ -457,11 +471,11 @@ class _EngineAnalysis:
             start_ms, end_ms = self._clip(engine.frontier_ms - sum(shares.values()), engine.frontier_ms)
             open_gap_ms = max(end_ms - start_ms, 0)
         return GpuReport(
-            spans=account.totals.spans,
+            spans=gpu.spans_until - gpu.spans_before if self.bounded else account.totals.spans,
             busy_ms=gpu.busy_ms,
             run_busy_ms=gpu.run_busy.sum_ms(run_end_ms),
             run_ms=run_ms,
-            wasted_ms=dict(account.totals.wasted_ms),
+            wasted_ms=gpu.wasted_ms if self.bounded else dict(account.totals.wasted_ms),
             kernel_ms=kernel_ms,
             idle_ms=gpu.idle_ms,
             gaps=Values(gpu.gaps),

@@ -61,7 +61,7 @@ def run_analyze(
         return Answer("", (str(error),), Ending.NO_DATA)
     report, fault = analyze(paths, options, on_progress)
     complaints = [] if fault is None else [str(fault)]
-    lack = what_is_missing(report, options)
+    lack = what_is_missing(report, options, fault)
     if lack is not None:
         complaints.append(lack)
     output = ""
@@ -74,13 +74,13 @@ def run_analyze(
     return Answer(output, tuple(complaints), Ending.NO_DATA if complaints else Ending.STOPPED)
 
 
-def what_is_missing(report: Report, options: Options) -> str | None:
+def what_is_missing(report: Report, options: Options, fault: InputError | None) -> str | None:
     """Why a report says nothing about GPUs; None if it does."""
     if any(engine.spans for engine in report.engines):
         return None
     logs = ", ".join(map(printable, report.logs))
     if not report.bytes:
-        return f"{logs}: empty"
+        return None if fault else f"{logs}: empty"
     if any(engine.lines.timeline for engine in report.engines):
         if all(engine.evidence["spans"] for engine in report.engines):
             return f"{logs}: no proving on a GPU in it"
@@ -115,7 +115,7 @@ def run_compare(
         except InputError as error:
             complaints.append(str(error))
             continue
-        lack = what_is_missing(report, Options())
+        lack = what_is_missing(report, Options(), fault)
         complaints += [str(fault)] if fault is not None else []
         complaints += [lack] if lack is not None else []
         reports.append(report)

@@ -122,7 +122,8 @@ def read_lines(
 
 def _read(path: str, stream: _Readable) -> bytes:
     try:
-        return stream.read(_CHUNK_BYTES)
+        # What comes before a damage is given before that is noticed.
+        return stream.read1(_CHUNK_BYTES)
     except _DAMAGES as error:
         raise InputError(f"{path}: cannot be read on: {_reason(error)}") from None
 
@@ -168,6 +169,7 @@ class _Counted(io.RawIOBase):
 
 class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
+    def read1(self, size: int, /) -> bytes: ...
 
 
 class _Opened:
@@ -185,6 +187,10 @@ class _Opened:
 
 
 _GZIP, _XZ, _ZSTD, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"BZh"
+
+
+_ZSTD_BYTES = 1 << 14
+"""Unpacked at a time: it may become a thousand times as much."""
 
 
 class _ZstdError(Exception):
@@ -225,15 +231,30 @@ class _Zstd(io.RawIOBase):
         import zstandard  # noqa: PLC0415  Few logs need it.
 
         self._error = zstandard.ZstdError
-        self._reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+        self._begin = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._begin()
+        self._within = False
+        self._stream = stream
+        self._packed = self._plain = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        try:
-            part = self._reader.read(len(buffer))
-        except self._error as error:
-            raise _ZstdError(str(error)) from None
+        while not self._plain:
+            self._packed = self._packed or self._stream.read(_ZSTD_BYTES)
+            if not self._packed:
+                if self._within:
+                    raise _ZstdError("it ends in the middle of a frame")
+                return 0
+            try:
+                self._plain = self._frame.decompress(self._packed)
+            except self._error as error:
+                raise _ZstdError(str(error)) from None
+            self._within, self._packed = not self._frame.eof, self._frame.unused_data
+            if not self._within:
+                self._frame = self._begin()
+        part = self._plain[: len(buffer)]
+        self._plain = self._plain[len(part) :]
         buffer[: len(part)] = part
         return len(part)

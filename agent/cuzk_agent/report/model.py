@@ -154,7 +154,7 @@ class GpuReport:
 
     @property
     def kernel_utilization(self) -> float | None:
-        """Kernel time in the time that `logged_utilization` is about; None where the kernels cannot all be this GPU's."""
+        """Kernel time in that of `logged_utilization`; None where the kernels cannot all be this GPU's."""
         if self.kernel_ms is None or self.kernel_ms > self.busy_ms:
             return None
         return _ratio(self.kernel_ms, self.busy_ms + self.gap_ms)

@@ -96,12 +96,12 @@ def _logs(logs: Sequence[str]) -> str:
 
 def _engine(engine: EngineReport, index: int, count: int, style: Style) -> list[str]:
     title = f"Engine {index} of {count}" if count > 1 else "Engine"
-    lines = [f"{style.bold(title)}  {_times(engine)}"]
+    times = f"{offset(engine.start_ms)} to {offset(engine.end_ms)} ({duration(engine.end_ms - engine.start_ms)})"
+    lines = [f"{style.bold(title)}  {times}"]
     if engine.settings:
         settings = "  ".join(f"{key}={value}" for key, value in engine.settings.items())
         lines += _wrapped(printable(settings), style)
-    notes = _notes(engine)
-    lines += [style.dim(line) for note in notes for line in _wrapped(note, style)]
+    lines += [style.dim(line) for line in _wrapped(_notes(engine), style)]
     lines += ["", *(style.bold(line) for line in _wrapped(engine.verdict.text, style))]
     if not engine.lines.timeline:
         return lines
@@ -118,16 +118,7 @@ def _wrapped(text: str, style: Style) -> list[str]:
     return textwrap.wrap(text, style.width - 2, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _times(engine: EngineReport) -> str:
-    length = duration(engine.end_ms - engine.start_ms)
-    told = f"{offset(engine.start_ms)} to {offset(engine.end_ms)} ({length})"
-    if engine.start_unix_s is None:
-        return told
-    began = datetime.fromtimestamp(engine.start_unix_s, UTC)
-    return f"{told}, started {began:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _notes(engine: EngineReport) -> list[str]:
+def _notes(engine: EngineReport) -> str:
     lines = engine.lines
     notes = [plural(lines.timeline, "TIMELINE line")]
     if lines.recovered:
@@ -136,7 +127,9 @@ def _notes(engine: EngineReport) -> list[str]:
         notes.append(f"{lost:,} lost or not readable")
     if not engine.evidence["jobs"] and lines.timeline:
         notes.append("no `job enqueued` lines")
-    return ["; ".join(notes)]
+    if engine.start_unix_s is not None:
+        notes.insert(0, f"started {datetime.fromtimestamp(engine.start_unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC")
+    return "; ".join(notes)
 
 
 def _gpus(engine: EngineReport) -> Table:

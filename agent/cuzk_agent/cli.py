@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuzk_agent.config import DEFAULT_LISTEN, Config, ConfigError, Listen, load, parse_listen, to_toml
 from cuzk_agent.demo.scenario import SCENARIOS
-from cuzk_agent.report.arguments import Bound, parse_bound, parse_duration_ms
+from cuzk_agent.report.arguments import Bound, parse_bound, parse_duration_ms, parse_recording
 from cuzk_agent.report.words import printable as printable  # noqa: PLC0414  Its users find it here.
 
 if TYPE_CHECKING:
@@ -126,7 +126,11 @@ def _analyze(arguments: argparse.Namespace) -> int:
     from cuzk_agent.report.model import LONG_GAP_MS  # noqa: PLC0415
 
     long_gap_ms = LONG_GAP_MS if arguments.gaps is None and arguments.json else arguments.gaps
-    options = Options(long_gap_ms, start=arguments.start, end=arguments.end)
+    recordings = dict(arguments.nvml)
+    if len(recordings) < len(arguments.nvml):
+        print("cuzk-agent: --nvml: two files for one GPU; name it, as in 1=FILE", file=sys.stderr)
+        return Exit.USAGE
+    options = Options(long_gap_ms, start=arguments.start, end=arguments.end, recordings=recordings)
     with _progress() as progress:
         answer = run_analyze(
             arguments.logs,
@@ -287,6 +291,14 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what happens: {', '.join(SCENARIOS)} (day)",
     )
     simulated.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
+    analyze.add_argument(
+        "--nvml",
+        type=parse_recording,
+        action="append",
+        default=[],
+        metavar="[GPU=]FILE",
+        help="with recorded NVML samples of a GPU, by default the one in the file's name (gpu1), or else 0; repeatable",
+    )
     compare = add("compare", _compare, "set runs side by side, and tell changes from noise")
     compare.add_argument("base", metavar="BASE", help="a log: a file, a quoted glob of its parts, or - for stdin")
     compare.add_argument("new", nargs="+", metavar="NEW", help="another one, or several: each is set against BASE")

@@ -223,6 +223,63 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
+# --- chips ------------------------------------------------------------------------------------------------------
+
+
+def recorded(name: str) -> str:
+    return str(DATA / f"h200/{name}.nvml.jsonl.xz")
+
+
+def test_chips_of_two_gpus() -> None:
+    engine = engine_of(
+        "h200/two-gpus.log.xz", recordings={"0": recorded("two-gpus.gpu0"), "1": recorded("two-gpus.gpu1")}
+    )
+    chips = [engine.gpus[name].chip for name in ("0", "1")]
+    for chip, busy_s, occupancy, unlogged_s in zip(chips, (34.84, 39.78), (0.694, 0.763), (0.0, 0.5), strict=True):
+        assert chip is not None
+        assert chip.busy_ms / 1000 == pytest.approx(busy_s, rel=0.02)
+        assert chip.span_occupancy == pytest.approx(occupancy, abs=0.01)
+        assert chip.unlogged_busy_ms / 1000 == pytest.approx(unlogged_s, abs=0.02)
+        assert chip.sampled_ms / 75_233 == pytest.approx(1, abs=0.01)
+    assert "Busy on the log is not busy on the chip: in spans it was 72.6% busy." in engine.verdict.text
+
+
+def test_the_chip_of_one_gpu() -> None:
+    found = engine_of("h200/starved-gw1.log.xz", recordings={"0": recorded("starved-gw1")})
+    chip = found.gpus["0"].chip
+    assert chip is not None
+    # From first to last kernel, 75 s, the truth is 60.4 %.
+    assert chip.busy_ms / 75_005 == pytest.approx(0.604, abs=0.015)
+    assert chip.unlogged_busy_ms == pytest.approx(0, abs=20)
+    jsonschema.Draft202012Validator(schema()).validate(
+        json.loads(
+            json.dumps(report_on("h200/starved-gw1.log.xz", recordings={"0": recorded("starved-gw1")}).to_json())
+        )
+    )
+
+
+def test_chips_of_stretches_add_up() -> None:
+    recordings = {"0": recorded("two-gpus.gpu0"), "1": recorded("two-gpus.gpu1")}
+    border = Bound(40.0, wall_clock=False)
+    parts = [
+        engine_of("h200/two-gpus.log.xz", recordings=recordings, **bounds)
+        for bounds in ({"end": border}, {"start": border})
+    ]
+    whole = engine_of("h200/two-gpus.log.xz", recordings=recordings)
+    for name, gpu in whole.gpus.items():
+        chips = [part.gpus[name].chip for part in parts]
+        assert gpu.chip is not None
+        assert sum(chip.sampled_ms for chip in chips if chip) == pytest.approx(gpu.chip.sampled_ms, abs=1)
+        assert sum(chip.busy_ms for chip in chips if chip) == pytest.approx(gpu.chip.busy_ms, abs=1)
+        assert sum(chip.span_busy_ms for chip in chips if chip) == pytest.approx(gpu.chip.span_busy_ms, abs=300)
+
+
+def test_samples_of_another_time_say_nothing() -> None:
+    assert engine_of("h200/starved-gw1.log.xz", recordings={"0": recorded("two-gpus.gpu0")}).gpus["0"].chip is None
+    # Without a wall clock nothing can be set beside the log.
+    assert engine_of("seeds/isolated3.log", recordings={"0": recorded("starved-gw1")}).gpus["unknown"].chip is None
+
+
 # --- several engines --------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,17 @@ def check(name: str, shown: str, request: pytest.FixtureRequest) -> None:
         ("two-gpus-mixed.txt", ["analyze", "--jobs", "--gaps", "50ms", "daemon/two-gpus-mixed.log.xz"]),
         ("two-gpus.txt", ["analyze", "h200/two-gpus.log.xz"]),
         ("starved-gw1.txt", ["analyze", "h200/starved-gw1.log.xz"]),
+        (
+            "two-gpus-nvml.txt",
+            [
+                "analyze",
+                "--nvml",
+                "h200/two-gpus.gpu0.nvml.jsonl.xz",
+                "--nvml",
+                "1=h200/two-gpus.gpu1.nvml.jsonl.xz",
+                "h200/two-gpus.log.xz",
+            ],
+        ),
         ("p9-c15-stretch.txt", ["analyze", "--from", "2m", "--to", "0:05:00.000", "seeds/p9-c15.log.xz"]),
         ("compare.txt", ["compare", "daemon/two-gpus-mixed.log.xz", "daemon/nocolour.log.xz"]),
         ("compare-few.txt", ["compare", "seeds/p9-c15.log.xz", "seeds/isolated3.log"]),
@@ -197,6 +208,8 @@ def test_nothing_to_report(data: bytes, message: str, tmp_path: Path, capsys: py
         (["analyze", "/no/log"], "/no/log: no such file"),
         (["analyze", "/no/log*"], "/no/log*: no such file"),
         (["analyze", "/"], "/: Is a directory"),
+        (["analyze", "--nvml", "/no", ISOLATED], "/no: No such file or directory"),
+        (["analyze", "--nvml", f"1={ISOLATED}", ISOLATED], f"{ISOLATED}: no NVML samples in it"),
         (["analyze", "-", "-"], "standard input (-) can be given once only"),
         (["compare", ISOLATED, "/no/\x1b[2Jlog"], "/no/\\x1b[2Jlog: no such file"),
         (["analyze", "--from", "2h", ISOLATED], f"{ISOLATED}: nothing in this stretch"),
@@ -333,6 +346,11 @@ def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureF
         main(arguments)
     assert ended.value.code == Exit.USAGE
     assert message in capsys.readouterr().err
+
+
+def test_two_recordings_of_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "--nvml", "a", "--nvml", "0=b", ISOLATED]) == Exit.USAGE
+    assert capsys.readouterr().err == "cuzk-agent: --nvml: two files for one GPU; name it, as in 1=FILE\n"
 
 
 def test_compare_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from cuzk_agent.report.arguments import Bound
 from cuzk_agent.report.inputs import InputError, Progress, Tally, read_lines
 from cuzk_agent.report.model import (
     LONG_GAP_MS,
+    Chip,
     EngineReport,
     GpuReport,
     JobRow,
@@ -23,6 +24,7 @@ from cuzk_agent.report.model import (
     Values,
     working,
 )
+from cuzk_agent.report.nvml import Chips, Recording
 from cuzk_agent.report.verdict import verdict_on
 from cuzk_agent.timeline.engine import Engine
 from cuzk_agent.timeline.ledger import UNKNOWN_GPU, WASTED_REASONS, Gap, Stretch
@@ -51,6 +53,8 @@ class Options:
     """How long a gap must be at least to be listed; None: none is."""
     start: Bound | None = None
     end: Bound | None = None
+    recordings: Mapping[str, str] = field(default_factory=dict)
+    """Files with NVML samples by GPU."""
 
     @property
     def bounded(self) -> bool:
@@ -81,12 +85,15 @@ class Analysis:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        recordings = {gpu: Recording(path) for gpu, path in options.recordings.items()}
+        self._chips = Chips(recordings) if recordings else None
         self.pipeline = Pipeline(
             on_gap=lambda engine, gap: self._of(engine).gap(gap),
             on_job=lambda engine, job: self._of(engine).job(job),
             on_stop=self._stopped,
             on_latency=lambda engine, *latency: self._of(engine).latency(*latency),
             on_time=lambda engine, stretch: self._of(engine).time(stretch),
+            on_fact=self._chips.fact if self._chips is not None else None,
         )
         self._engines: list[EngineReport] = []
         self._current: tuple[Engine, _EngineAnalysis] | None = None
@@ -94,12 +101,25 @@ class Analysis:
 
     def feed(self, lines: Iterable[bytes]) -> None:
         """Takes in whole lines in their order."""
-        if not self._options.bounded:
+        if self._options.bounded:
+            for line in lines:
+                self.pipeline.feed((line,))
+                self._watch_border()
+        else:
             self.pipeline.feed(lines)
-            return
-        for line in lines:
-            self.pipeline.feed((line,))
-            self._watch_border()
+        engine = self.pipeline.engine
+        if engine is not None and not engine.stopped:
+            self._settle_chips(engine, ended=False)
+
+    def _settle_chips(self, engine: Engine, *, ended: bool) -> None:
+        start_unix_s = engine.start_unix_s(None)
+        run = self._of(engine).run
+        if self._chips is not None and start_unix_s is not None and run is not None:
+            from_ms, until_ms = run[0], run[1] if ended else min(run[1], engine.frontier_ms)
+            uncertainty_s = engine.start_uncertainty_s() or 0.0
+            self._chips.settle(
+                start_unix_s + from_ms / 1000, start_unix_s + until_ms / 1000, uncertainty_s, ended=ended
+            )
 
     def _watch_border(self) -> None:
         engine = self.pipeline.engine
@@ -131,7 +151,8 @@ class Analysis:
         analysis = self._of(engine)
         if analysis.within:
             analysis.counted = counted.since(self._counted)
-        report = analysis.report()
+        self._settle_chips(engine, ended=True)
+        report = analysis.report(self._chips.finish() if self._chips is not None else {})
         if report.end_ms > report.start_ms or not analysis.bounded:
             self._engines.append(report)
         self._counted, self._current = counted, None
@@ -273,25 +294,15 @@ class _EngineAnalysis:
     def time(self, stretch: Stretch) -> None:
         start_ms, end_ms = self._clip(stretch.start_ms, stretch.end_ms)
         length_ms = max(end_ms - start_ms, 0)
-        bounded = self.bounded
         for name, cause in stretch.gpus.items():
             gpu = self._gpu_of(name)
-            if bounded:
-                spans = self._engine.ledger.accounts[name].totals.spans
-                if stretch.start_ms < self._stretch[0]:
-                    gpu.spans_before = spans
-                if stretch.start_ms < self._stretch[1]:
-                    gpu.spans_until = spans
-            if cause is None:
-                if bounded:
-                    gpu.idle_since_busy.clear()
-                if length_ms:
-                    gpu.busy_ms += length_ms
-                    gpu.run_busy.add(start_ms, end_ms, self._engine.last_event_ms or 0)
-            else:
+            if self.bounded:
+                self._note_border(gpu, name, stretch, cause, length_ms)
+            if cause is not None:
                 gpu.idle_ms[cause] += length_ms
-                if bounded:
-                    gpu.idle_since_busy.append((stretch.start_ms, cause, length_ms))
+            elif length_ms:
+                gpu.busy_ms += length_ms
+                gpu.run_busy.add(start_ms, end_ms, self._engine.last_event_ms or 0)
         self._untouched_ms[stretch.untouched] += length_ms
         if lanes := stretch.units[Stage.SYNTH]:
             self._lane_time += lanes * length_ms
@@ -300,6 +311,18 @@ class _EngineAnalysis:
                 first_ms, last_ms, _ = self._synth_ends
                 if end_ms > max(start_ms, first_ms):
                     self._synth_time.add(max(start_ms, first_ms), end_ms, last_ms)
+
+    def _note_border(self, gpu: _Gpu, name: str, stretch: Stretch, cause: Cause | None, length_ms: int) -> None:
+        low_ms, high_ms = self._stretch
+        spans = self._engine.ledger.accounts[name].totals.spans
+        if stretch.start_ms < low_ms:
+            gpu.spans_before = spans
+        if stretch.start_ms < high_ms:
+            gpu.spans_until = spans
+        if cause is None:
+            gpu.idle_since_busy.clear()
+        else:
+            gpu.idle_since_busy.append((stretch.start_ms, cause, length_ms))
 
     def _gpu_of(self, name: str) -> _Gpu:
         gpu = self._gpus.get(name)
@@ -399,18 +422,23 @@ class _EngineAnalysis:
 
     # --- the report ------------------------------------------------------------------------------------------------
 
-    def report(self) -> EngineReport:
+    @property
+    def run(self) -> tuple[int, int] | None:
+        """From the first event to the last one so far, within the stretch; None without any."""
+        first_ms, last_ms = self._engine.first_event_ms, self._engine.last_event_ms
+        return None if first_ms is None or last_ms is None else self._clip(first_ms, last_ms)
+
+    def report(self, chips: Mapping[str, Chip]) -> EngineReport:
+        """Everything, with what recordings say of the chips."""
         engine, counted = self._engine, self.counted
         for job in (*self._jobs, *engine.units.undecided):
             self._row(job)
         self._rows.sort(key=lambda row: (row.last_ms if row.gpu_start_ms is None else row.gpu_start_ms, row.job_id))
         start_ms, end_ms = self._clip(engine.ledger.start_ms, max(engine.frontier_ms, engine.ledger.start_ms))
-        run_start_ms, run_end_ms = start_ms, start_ms
-        if engine.first_event_ms is not None and engine.last_event_ms is not None:
-            run_start_ms, run_end_ms = self._clip(engine.first_event_ms, engine.last_event_ms)
+        run_start_ms, run_end_ms = self.run or (start_ms, start_ms)
         run_ms = max(run_end_ms - run_start_ms, 0)
         gpus = {
-            name: self._gpu(name, run_end_ms, run_ms, counted.kernel_ms.get(name))
+            name: self._gpu(name, run_end_ms, run_ms, counted.kernel_ms.get(name), chips)
             for name in sorted(engine.ledger.accounts)
         }
         supply = self._supply(working(gpus))
@@ -462,7 +490,9 @@ class _EngineAnalysis:
             ),
         )
 
-    def _gpu(self, name: str, run_end_ms: int, run_ms: int, kernel_ms: int | None) -> GpuReport:
+    def _gpu(
+        self, name: str, run_end_ms: int, run_ms: int, kernel_ms: int | None, chips: Mapping[str, Chip]
+    ) -> GpuReport:
         engine, gpu = self._engine, self._gpu_of(name)
         account = engine.ledger.accounts[name]
         shares = engine.ledger.open_gap(account)
@@ -483,6 +513,8 @@ class _EngineAnalysis:
             gap_by_boundary_ms=gpu.gap_by_boundary_ms,
             open_gap_ms=open_gap_ms,
             long_gaps=tuple(gpu.long_gaps),
+            # A log that does not name its GPU means the only one.
+            chip=next(iter(chips.values())) if name == UNKNOWN_GPU and len(chips) == 1 else chips.get(name),
         )
 
     def _supply(self, gpus: Collection[GpuReport]) -> Supply:

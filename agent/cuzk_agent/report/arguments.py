@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+", re.ASCII)
@@ -41,3 +42,12 @@ def parse_bound(text: str) -> Bound:
         expected = "a time since the engine's start such as 90s or 0:03:02.863, or a date and time (UTC)"
         raise ValueError(expected) from None
     return Bound((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp(), wall_clock=True)
+
+
+def parse_recording(text: str) -> tuple[str, str]:
+    """`GPU=FILE` or FILE: the GPU is then what its name tells (`gpu1`), else 0."""
+    gpu, equals, path = text.partition("=")
+    if equals and re.fullmatch(r"[0-9]{1,4}|unknown", gpu):
+        return gpu, path
+    named = re.search(r"gpu[-_.]?([0-9]{1,4})", Path(text).name)
+    return (named[1].lstrip("0") or "0") if named else "0", text

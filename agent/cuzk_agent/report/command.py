@@ -56,10 +56,9 @@ def run_analyze(
 ) -> Answer:
     """The report on one log."""
     try:
-        paths = expand(logs)
+        report, fault = analyze(expand(logs), options, on_progress)
     except InputError as error:
         return Answer("", (str(error),), Ending.NO_DATA)
-    report, fault = analyze(paths, options, on_progress)
     complaints = [] if fault is None else [str(fault)]
     lack = what_is_missing(report, options, fault)
     if lack is not None:

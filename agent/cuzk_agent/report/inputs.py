@@ -102,7 +102,7 @@ def read_lines(
     for what cannot be read, after everything before it was given.
     """
     splitter = LineSplitter()
-    total_bytes = None if STDIN in paths else sum(Path(path).stat().st_size for path in paths)
+    total_bytes = None if STDIN in paths else sum(map(_size_of, paths))
     before_bytes = 0
     for path in paths:
         with _opened(path) as (stream, raw):
@@ -118,6 +118,13 @@ def read_lines(
     if splitter.pending:
         tally.lines += 1
         yield splitter.feed(b"\n")
+
+
+def _size_of(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError as error:
+        raise InputError(f"{path}: {_reason(error)}") from None
 
 
 def _read(path: str, stream: _Readable) -> bytes:

@@ -15,6 +15,7 @@ _WORTH_TELLING = 0.01
 _WORTH_LISTING = 0.005
 _HOLLOW = 0.85
 """Kernels in less of the spans than this are worth a word."""
+_SOMEBODY_ELSE = 0.003
 
 _LEAD = {
     Cause.STARVED: "Bound by synthesis",
@@ -151,6 +152,10 @@ def _asides(gpus: list[GpuReport], busy_ms: int, utilization: float) -> list[str
         filled = sum(gpu.kernel_ms or 0 for gpu in known) / sum(gpu.busy_ms for gpu in known)
         if filled < _HOLLOW:
             told.append(f"Busy on the log is not busy on the chip: kernels ran in {share(filled)} of the busy time.")
+    unlogged_ms = sum(gpu.chip.unlogged_busy_ms for gpu in gpus if gpu.chip is not None)
+    sampled_ms = sum(gpu.chip.sampled_ms for gpu in gpus if gpu.chip is not None)
+    if sampled_ms and unlogged_ms / sampled_ms >= _SOMEBODY_ELSE:
+        told.append(f"Outside of all spans a chip was busy for {duration(unlogged_ms)}: somebody else is on it.")
     wasted_ms = sum(sum(gpu.wasted_ms.values()) for gpu in gpus)
     if busy_ms and wasted_ms / busy_ms >= _WORTH_TELLING:
         wasted = f"{duration(wasted_ms)} of the busy time ({share(wasted_ms / busy_ms)})"

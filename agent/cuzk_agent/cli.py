@@ -329,9 +329,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     simulate.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast as real life (1)")
     simulate.add_argument(
-        "--lines", type=int, metavar="N", help="end in the midst of work, after N lines (the scenario once)"
+        "--lines", type=_lines, metavar="N", help="end in the midst of work, after N lines (the scenario once)"
     )
     return parser
+
+
+def _lines(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= 1_000_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, and at most 1000000000")
+    return int(text)
 
 
 def _speed(text: str) -> float:

@@ -1,9 +1,9 @@
 """What the agent finds in a simulated prover's log is what was true of the prover.
 
-Busy time, gaps and counts are the truth to the millisecond and to the last one. For idleness by cause the log itself
-is not exact: a TIMELINE line bears its time in whole milliseconds, as the truth does, but when a job was enqueued or a
-unit failed is told by a tracing line, whose time on the engine's clock is known to 1 ms. So each stretch of one cause
-may be off by that.
+Busy time, gaps and counts are the truth to the millisecond and to the last one, wherever TIMELINE lines tell when a
+span began and ended. For idleness by cause the log itself is not exact: a TIMELINE line bears its time in whole
+milliseconds, as the truth does, but when a job was enqueued or a unit failed is told by a tracing line, whose time on
+the engine's clock is known to 1 ms. So each stretch of one cause may be off by that.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cuzk_agent.timeline.state import Boundary, GpuState, ProofOutcome, Timeline
 
 START_UNIX_MS = 1796054060562.0
 EDGE_MS = 1
-GRACE_MS = 5000
-"""When a unit fails the agent waits so long for the daemon to give up its siblings, too, which it is told of only as
-their turn comes. Until then they count."""
+GRACE_MS = 6000
+"""When a unit fails the agent waits until the whole second after 5 s for the daemon to give up its siblings, too, which
+it is told of only as their turn comes. Until then they count."""
 OVERTAKEN_MS = 1250
 """A whole proof that another one has overwritten is known to be lost after the other was picked up: with the next whole
 second, a quarter of a second later at least. Until then it counts."""
@@ -86,13 +86,28 @@ def assert_counts(found: Found, truth: Truth, torn: int) -> None:
     assert jobs == {(kind, str(outcome)): count for (kind, outcome), count in truth.jobs.items() if count}
 
 
-def assert_spans(found: GpuState, gaps: Sequence[Gap], truth: GpuTruth, open_gap_ms: int | None = None) -> None:
+def untold_ends(truth: Truth) -> int:
+    """Spans at most whose end no TIMELINE line tells: of units that failed, or were proved when their engine died."""
+    return truth.units.get(Outcome.FAILED, 0) + 2 * (truth.engines - 1)
+
+
+def assert_spans(
+    found: GpuState, gaps: Sequence[Gap], truth: GpuTruth, open_gap_ms: int | None = None, *, untold: int = 0
+) -> None:
     assert found.spans == truth.spans
-    assert round(found.busy_seconds * 1000) == truth.busy_ms
-    assert [(gap.start_ms, gap.end_ms) for gap in gaps] == [(gap.start_ms, gap.end_ms) for gap in truth.gaps]
+    assert round(found.busy_seconds * 1000) == pytest.approx(truth.busy_ms, abs=EDGE_MS * untold)
+    assert len(gaps) == len(truth.gaps)
+    off_ms = [
+        abs(gap.start_ms - true.start_ms) + abs(gap.end_ms - true.end_ms)
+        for gap, true in zip(gaps, truth.gaps, strict=True)
+    ]
+    assert max(off_ms, default=0) <= (EDGE_MS if untold else 0)
+    assert sum(off_ms) <= EDGE_MS * untold
     within_ms = sum(gap.end_ms - gap.start_ms for gap in truth.gaps if gap.within_job)
-    assert round(found.boundary_seconds[Boundary.WITHIN_JOB] * 1000) == within_ms
-    assert round(found.boundary_seconds[Boundary.CROSS_JOB] * 1000) == truth.gap_ms - within_ms
+    cross_ms = truth.gap_ms - within_ms
+    boundary_ms = {boundary: seconds * 1000 for boundary, seconds in found.boundary_seconds.items()}
+    assert boundary_ms[Boundary.WITHIN_JOB] == pytest.approx(within_ms, abs=EDGE_MS * untold + 0.001)
+    assert boundary_ms[Boundary.CROSS_JOB] == pytest.approx(cross_ms, abs=EDGE_MS * untold + 0.001)
     if open_gap_ms is not None:
         assert found.open_gap_seconds is not None
         assert sum(found.open_gap_seconds.values()) * 1000 == pytest.approx(open_gap_ms, abs=EDGE_MS)
@@ -118,7 +133,7 @@ def assert_agrees(scenario: Scenario, seed: int, speed: float) -> None:
     truth, found = written.truth, follow(log)
     assert_counts(found, truth, written.torn)
     for gpu, of_gpu in truth.gpus.items():
-        assert_spans(found.gpu(gpu), found.gaps[str(gpu)], of_gpu)
+        assert_spans(found.gpu(gpu), found.gaps[str(gpu)], of_gpu, untold=untold_ends(truth))
         assert_causes(found.gpu(gpu), of_gpu, slack_ms(scenario, truth))
         wasted_ms = sum(found.gpu(gpu).wasted_seconds.values()) * 1000
         assert wasted_ms == pytest.approx(of_gpu.wasted_ms, abs=2)
@@ -142,7 +157,7 @@ def test_the_agent_finds_the_truth(name: str, seed: int) -> None:
 
 
 # What a failing example has too much of is soon found by hand, and shrinking it takes minutes.
-@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=80, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     name=st.sampled_from([name for name in SCENARIOS if name != "batched"]),
     seed=st.integers(0, 10**6),

@@ -31,7 +31,7 @@ class Activity(Enum):
 _COOL_CELSIUS, _HEATING_CELSIUS = 36.0, 38.0
 _HEAT_S = 20.0
 """A GPU's temperature follows its last seconds of work."""
-_HOT_CELSIUS = 66.0
+_HOT_CELSIUS = 52.0
 _CONTEXT_BYTES, _KERNEL_BYTES, _FOREIGN_BYTES = 5_838_340_096, 31_138_512_896, 9_663_676_416
 _POWER_CAP_REASON = 0x4
 _SECONDS_BETWEEN_READS = 1.0
@@ -182,21 +182,23 @@ class _SteppedClock:
         return self.now_s
 
 
+def nvml_paths(path: Path, gpus: int) -> list[Path]:
+    """The files of `write_nvml`: with several GPUs `.gpuN` comes into the name."""
+    stem, dot, rest = path.name.partition(".")
+    return [path.with_name(f"{stem}.gpu{gpu}{dot}{rest}") for gpu in range(gpus)] if gpus > 1 else [path]
+
+
 def write_nvml(path: Path, chips: Chips, start_unix_s: float, end_unix_s: float) -> list[Path]:
     """What NVML says of a finished simulation, one file for each GPU, in JSON lines.
 
     Every 100 ms `wall` and `util`; every second also `samples` ([µs, percent], new since the last), `power_mw`,
-    `energy_mj`, `temp_c`, `sm_mhz`, `mem_used` and `proc_util`. With several GPUs `.gpuN` comes into the name.
+    `energy_mj`, `temp_c`, `sm_mhz`, `mem_used` and `proc_util`.
     """
     clock = _SteppedClock(start_unix_s)
     nvml = FakeNvml(clock, chips.gpus())
     nvml.nvmlInit()
-    several = len(nvml.gpus) > 1
-    stem, dot, rest = path.name.partition(".")
-    paths = []
-    for gpu in range(len(nvml.gpus)):
-        file = path.with_name(f"{stem}.gpu{gpu}{dot}{rest}") if several else path
-        paths.append(file)
+    paths = nvml_paths(path, len(nvml.gpus))
+    for gpu, file in enumerate(paths):
         with file.open("w", encoding="utf-8") as out:
             for record in _records(nvml, gpu, chips, clock, start_unix_s, end_unix_s):
                 out.write(json.dumps(record) + "\n")

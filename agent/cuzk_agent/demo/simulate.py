@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cuzk_agent.demo.chips import nvml_paths
 from cuzk_agent.demo.daemon import Written, write_log
 from cuzk_agent.demo.scenario import Scenario
 
@@ -26,7 +27,9 @@ def simulate(
 
     Without `min_lines` the scenario is gone through once, and the daemon shut down.
     """
-    asked = [path for path in (log, truth, nvml) if path is not None]
+    asked = [path for path in (log, truth) if path is not None]
+    if nvml is not None:
+        asked += nvml_paths(nvml, scenario.setting.gpus)
     taken = [str(path) for path in asked if path.exists()]
     if taken:
         raise FileExistsError(f"already there: {', '.join(taken)}")
@@ -46,8 +49,6 @@ def simulate(
             truth.write_text(json.dumps({**about, **written.truth.as_json()}, indent=1) + "\n", encoding="utf-8")
     except BaseException:
         for path in asked:
-            # With several GPUs there is a file for each of them.
-            for file in (path, *path.parent.glob(f"{path.name.partition('.')[0]}.gpu*")):
-                file.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise
     return written

@@ -485,6 +485,7 @@ class _EngineAnalysis:
                 gpus,
                 supply,
                 synth=Values.pooled(latencies[Latency.SYNTH].values()),
+                ready_wait=Values.pooled(latencies[Latency.READY_WAIT].values()),
                 handoff=Values.pooled(latencies[Latency.HANDOFF].values()),
                 evidence=evidence,
             ),

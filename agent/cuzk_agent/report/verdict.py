@@ -10,6 +10,7 @@ from cuzk_agent.timeline.state import Cause
 
 _GPU_BOUND = 0.97
 """Logged utilization from which on it is the GPU that bounds the run."""
+_FAULTS = (Cause.STARVED, Cause.BLOCKED, Cause.HANDOFF, Cause.UNKNOWN)
 _FEW_SPANS = 20
 _WORTH_TELLING = 0.01
 _WORTH_LISTING = 0.005
@@ -28,7 +29,13 @@ _LEAD = {
 
 
 def verdict_on(
-    gpus: Mapping[str, GpuReport], supply: Supply, *, synth: Values, handoff: Values, evidence: Mapping[str, bool]
+    gpus: Mapping[str, GpuReport],
+    supply: Supply,
+    *,
+    synth: Values,
+    ready_wait: Values,
+    handoff: Values,
+    evidence: Mapping[str, bool],
 ) -> Verdict:
     """The verdict on one engine."""
     worked = working(gpus)
@@ -49,9 +56,13 @@ def verdict_on(
     main = max(by_cause_ms, key=lambda cause: by_cause_ms[cause])
     utilization = busy_ms / (busy_ms + gap_ms)
     the_gpu = "the GPU" if len(worked) == 1 else f"the {len(worked)} GPUs"
+    faults_ms = sum(by_cause_ms[cause] for cause in _FAULTS)
     if utilization >= _GPU_BOUND:
         bound_by = "gpu"
         told = [_gpu_bound(the_gpu, utilization, busy_ms / spans, one=len(worked) == 1)]
+    elif busy_ms / (busy_ms + faults_ms) >= _GPU_BOUND and (ready_wait.mean_ms or 0) > busy_ms / spans:
+        bound_by = "gpu"
+        told = [_gpu_bound_in_bursts(the_gpu, synth, ready_wait), _waits(the_gpu, by_cause_ms, gap_ms, busy_ms)]
     else:
         bound_by = main.value
         told = [_bound_by(main, the_gpu, supply, synth, handoff)]
@@ -73,6 +84,13 @@ def _gpu_bound(the_gpu: str, utilization: float, span_ms: float, *, one: bool) -
     return (
         f"Bound by {the_gpu}, as far as the log tells: {the_gpu} {was} busy {share(utilization)} of the time between "
         f"{its} first and last span, at {duration(span_ms)} a unit. Only shorter spans or more GPUs would help."
+    )
+
+
+def _gpu_bound_in_bursts(the_gpu: str, synth: Values, ready_wait: Values) -> str:
+    return (
+        f"Bound by {the_gpu} while there was work: units that were ready waited {duration(ready_wait.mean_ms)} on "
+        f"average. What is left is the first synthesis of each burst of work ({duration(synth.mean_ms)}), and no work."
     )
 
 
@@ -107,9 +125,8 @@ def _supply(the_gpu: str, supply: Supply, synth: Values) -> str:
         return f"{the_gpu} waited for units that were in synthesis."
     made = f"{rate(given)} ({supply.lanes:.1f} in synthesis at once, {duration(synth.mean_ms)} each)"
     if given < wanted:
-        return (
-            f"it gave {made}, and {the_gpu} could have taken {rate(wanted)}. The CPU is {1 - given / wanted:.0%} short."
-        )
+        short = f"{1 - given / wanted:.0%}"
+        return f"it gave {made}, and {the_gpu} could have taken {rate(wanted)}. Synthesis is {short} short."
     stood = f" and stood still for {duration(supply.standstill_ms)}" if supply.standstill_ms else ""
     return (
         f"it gave {made}, which is as much as {the_gpu} could take ({rate(wanted)}), but not evenly{stood}: the units "

@@ -35,7 +35,7 @@ def share(ratio: float | None) -> str:
 
 def rate(per_s: float) -> str:
     """To three figures."""
-    return f"{per_s:.3g}/s"
+    return f"{per_s:#.3g}/s" if per_s < 100 else f"{per_s:,.0f}/s"
 
 
 def offset(ms: int) -> str:

@@ -243,10 +243,8 @@ def test_a_discarded_result_was_for_nothing(heard: Heard) -> None:
     [
         ("acquire request exceeds total budget, clamping requested_gib=400", "memory_budget"),
         ("cudaHostAlloc failed size=1", "cuda_alloc"),
-        ("pinned pool: cudaHostAlloc failed size=1", "cuda_alloc"),
         ("SRS evicted circuit_id=porep-32g", "srs_evicted"),
         ("SRS evicted for another", "srs_evicted"),
-        ("evicted for memory pressure circuit_id=porep-32g", "srs_evicted"),
         ("synthesis failed error=of nobody in particular", "synthesis_failed"),
         ("GPU proving failed error=of nobody in particular", "prove_failed"),
     ],
@@ -255,6 +253,14 @@ def test_trouble_without_a_unit(heard: Heard, message: str, kind: str) -> None:
     heard.say(message)
     assert heard.trouble() == {(kind, ""): 1}
     assert heard.outcomes() == {}
+
+
+def test_trouble_that_is_told_twice_counts_once(heard: Heard) -> None:
+    heard.say("cudaHostAlloc failed size_gib=2.4 cuda_err=2")
+    heard.say("pinned pool: cudaHostAlloc failed size_gib=2.4")
+    heard.say("SRS evicted circuit_id=porep-32g freed_gib=44 budget_available_gib=60")
+    heard.say("evicted for memory pressure entry=srs:porep-32g freed_gib=44")
+    assert heard.trouble() == {("cuda_alloc", ""): 1, ("srs_evicted", ""): 1}
 
 
 def test_unknown_messages_mean_nothing(heard: Heard) -> None:

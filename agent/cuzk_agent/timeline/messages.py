@@ -200,7 +200,9 @@ _TROUBLE: Mapping[str, str] = {
     "GPU prove start failed": "prove_failed",
     "GPU prove start task panicked": "prove_failed",
     "cudaHostAlloc failed": "cuda_alloc",
-    "pinned pool: cudaHostAlloc failed": "cuda_alloc",
-    "evicted for memory pressure": "srs_evicted",
 }
-"""Messages that are counted as trouble: the same name with an error text in it is the same trouble."""
+"""Messages that are counted as trouble: the same name with an error text in it is the same trouble.
+
+Two of them are told twice: on the lines counted here follow the pool's `pinned pool: cudaHostAlloc failed` and the
+evictor's `evicted for memory pressure`.
+"""

@@ -89,6 +89,7 @@ TIMELINE,0,GPU_END,JOB,worker=0,gpu_ms=0
 0-0-0T0:0:0Z ERROR synth_single{proof_kind=KIND}: cuzk_core::engine: synthesis failed error=circuit synthesis: assignment missing
 0-0-0T0:0:0Z ERROR cuzk_core::engine: GPU proving failed error=GPU prove finish failed: Synthesis(Unsatisfiable)
 0-0-0T0:0:0Z ERROR cuzk_core::engine: Phase 0: PoRep proof self-check error — proof will NOT be returned to caller job_id=JOB error=vanilla proof: unexpected end of input
+0-0-0T0:0:0Z  WARN cuzk_core::pinned_pool: cudaHostAlloc failed size_gib=0 cuda_err=0
 0-0-0T0:0:0Z  WARN cuzk_core::pinned_pool: pinned pool: cudaHostAlloc failed size_gib=0
 0-0-0T0:0:0Z ERROR gpu_worker{SPAN}: cuzk_core::engine: GPU prove start task panicked error=PANIC
 0-0-0T0:0:0Z ERROR gpu_worker{SPAN}: cuzk_core::engine: GPU prove start failed error=GPU prove start failed: CUDA error: out of memory
@@ -98,7 +99,7 @@ TIMELINE,0,GPU_END,JOB,worker=0,gpu_ms=0
 0-0-0T0:0:0Z ERROR cuzk_core::engine: Phase 0: per-partition verification results (invalid partitions produced bad proofs) job_id=JOB valid_partitions=[0] invalid_partitions=[0]
 0-0-0T0:0:0Z  INFO cuzk_core::engine: skipping synthesis for failed job job_id=JOB partition=0
 0-0-0T0:0:0Z  INFO cuzk_core::srs_manager: SRS evicted circuit_id=CIRCUIT freed_gib=0 budget_available_gib=0
-0-0-0T0:0:0Z  INFO cuzk_core::engine: evicted for memory pressure entry=SRS:CIRCUIT freed_gib=0
+0-0-0T0:0:0Z  INFO cuzk_core::engine: evicted for memory pressure entry=srs:CIRCUIT freed_gib=0
 0-0-0T0:0:0Z  INFO synth_batch_full{batch_size=0 proof_kind=KIND}: cuzk_core::engine: processing batch batch_size=0 proof_kind=KIND slot_size=0
 0-0-0T0:0:0Z  INFO synth_batch_full{batch_size=0 proof_kind=KIND}: cuzk_core::engine: synthesis complete, sending to GPU synth_ms=0 circuit_id=CIRCUIT batch_size=0 sectors=0
 0-0-0T0:0:0Z  INFO cuzk_core::engine: batched proof completed — splitting results total_proof_bytes=0 num_sectors=0 synth_ms=0 gpu_ms=0
@@ -120,7 +121,7 @@ def shape(line: str) -> str:
         (r"\bwdpost-\d+-\d+-\[[\d ]+\]|\bwinpost-\d+-[0-9a-f]{16}|\b(porep|snap)-\d+-\d+", "JOB"),
         (r"\b(porep-c2|snap-update|window-post|winning-post)\b", "KIND"),
         (r"circuit_id=\S+", "circuit_id=CIRCUIT"),
-        (r"SRS:\S+", "SRS:CIRCUIT"),
+        (r"srs:\S+", "srs:CIRCUIT"),
         (r"priority=\w+", "priority=PRIORITY"),
         (r"error=task \d+ panicked with message \"[^\"]*\"", "error=PANIC"),
         (r"path=\S+", "path=PATH"),

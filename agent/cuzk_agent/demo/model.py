@@ -801,7 +801,7 @@ class Engine:
             available = ("budget_available_gib", str(self._free_gib))
             circuit = ("circuit_id", kind.circuit_id)
             self._info("dispatcher", _SRS_MANAGER, "SRS evicted", circuit, freed, available)
-            entry = ("entry", f"SRS:{kind.circuit_id}")
+            entry = ("entry", f"srs:{kind.circuit_id}")
             self._info("dispatcher", _ENGINE, "evicted for memory pressure", entry, freed)
 
     def _reserve_srs(self, kind: Kind, then: Callable[[], None]) -> None:
@@ -872,8 +872,9 @@ class Engine:
         self._to(unit, Queue.SYNTH)
         self._timeline(writer, "SYNTH_START", unit, f"partition={unit.partition}")
         if job.fault is not None and self._random.random() < 0.2:
-            size = ("size_gib", "2.4")
-            self.say(Tracing(self._now_ms, writer, "WARN", _PINNED_POOL, "pinned pool: cudaHostAlloc failed", (size,)))
+            size, code = ("size_gib", "2.4"), ("cuda_err", "2")
+            for message, *more in (("cudaHostAlloc failed", code), ("pinned pool: cudaHostAlloc failed",)):
+                self.say(Tracing(self._now_ms, writer, "WARN", _PINNED_POOL, message, (size, *more)))
         self._synthesize(unit, partial(self._synthesized_partition, unit, slot))
 
     def _begin_whole(self, unit: _Unit) -> None:

@@ -8,8 +8,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib import metadata
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_INTERRUPTED = 130
+"""What shells make of a command that SIGINT ended."""
 
 
 class Exit(IntEnum):
@@ -159,11 +161,17 @@ def _compare(arguments: argparse.Namespace) -> int:
     return _answer(answer)
 
 
-def _progress() -> AbstractContextManager[ProgressLine]:
+@contextmanager
+def _progress() -> Iterator[ProgressLine]:
     from cuzk_agent.clock import system_clock  # noqa: PLC0415  see _serve
     from cuzk_agent.report.progress import ProgressLine  # noqa: PLC0415
 
-    return closing(ProgressLine(sys.stderr, system_clock()))
+    with closing(ProgressLine(sys.stderr, system_clock())) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            # Half a report is none, and whoever waits for it must not take it for one.
+            sys.exit(_INTERRUPTED)
 
 
 def _style() -> Style:

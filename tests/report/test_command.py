@@ -366,3 +366,14 @@ def test_compare_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < low < 0.15 < high
     assert same["figures"]["proof_mean_s"]["change"] == 0
     assert {figure["chance"] for figure in same["figures"].values()} == {"noise", "not_told"}
+
+
+def test_an_interrupted_report_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cuzk_agent.report.command.analyze", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", ISOLATED])
+    assert ended.value.code == 130
+    assert capsys.readouterr().out == ""

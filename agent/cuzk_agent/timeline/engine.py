@@ -12,7 +12,7 @@ from cuzk_agent.timeline.ledger import Gap, Ledger, Stretch, Track
 from cuzk_agent.timeline.lines import TimelineEvent
 from cuzk_agent.timeline.state import Exemplar, Latency
 from cuzk_agent.timeline.tally import Counters
-from cuzk_agent.timeline.units import Job, Units
+from cuzk_agent.timeline.units import Job, Unit, Units
 
 DISORDER_MS = 250
 """How far lines may be out of order: nothing is settled that is younger."""
@@ -44,6 +44,8 @@ class Listeners:
     spans: Callable[[Engine, str, int, int, Iterable[Track]], None]
     span_end: Callable[[Engine, Track, int], None]
     time: Callable[[Engine, Stretch], None] | None
+    stage: Callable[[Engine, Track, int], None]
+    unit: Callable[[Engine, Unit], None]
 
 
 class Engine:
@@ -62,6 +64,7 @@ class Engine:
             on_spans=lambda *stretch: listeners.spans(self, *stretch),
             on_span_end=lambda *end: listeners.span_end(self, *end),
             on_time=None if listeners.time is None else partial(listeners.time, self),
+            on_stage=partial(listeners.stage, self),
         )
         self.units = Units(
             self.ledger,
@@ -71,6 +74,7 @@ class Engine:
             exemplar=self.exemplar,
             on_latency=lambda *latency: listeners.latency(self, *latency),
             on_job=lambda job: listeners.job(self, job),
+            on_unit=partial(listeners.unit, self),
         )
         self.kernel = KernelTimes(lambda gpu, kernel_ms: listeners.kernel(self._gpu_or_only(gpu), kernel_ms))
         self.settings: dict[str, str] = {}

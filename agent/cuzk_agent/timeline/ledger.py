@@ -196,7 +196,8 @@ class Ledger:
     """The account of one engine from `start_ms` of its clock on.
 
     `on_gap` is told of every gap as it closes, `on_spans(gpu, from_ms, to_ms, open)` of every settled stretch with open
-    spans, `on_span_end(track, at_ms)` of every span as it closes, `on_time` of all settled time.
+    spans, `on_span_end(track, at_ms)` of every span as it closes, `on_time` of all settled time,
+    `on_stage(track, at_ms)` of every unit that has come to another stage.
     """
 
     def __init__(
@@ -207,6 +208,7 @@ class Ledger:
         on_spans: Callable[[str, int, int, Iterable[Track]], None] = lambda *_: None,
         on_span_end: Callable[[Track, int], None] = lambda *_: None,
         on_time: Callable[[Stretch], None] | None = None,
+        on_stage: Callable[[Track, int], None] = lambda *_: None,
     ) -> None:
         self.start_ms = start_ms
         self.frontier_ms = start_ms
@@ -221,6 +223,7 @@ class Ledger:
         self._on_spans = on_spans
         self._on_span_end = on_span_end
         self._on_time = on_time
+        self._on_stage = on_stage
         self._edges: list[tuple[int, int, _Edge]] = []
         self._sequence = 0
         self._in_stage = dict.fromkeys(Rank, 0)
@@ -367,6 +370,7 @@ class Ledger:
                 if rank > track.rank:
                     self._leave(track, at_ms, aged_out=aged_out)
                     self._arrive(track, rank, gpu, at_ms)
+                    self._on_stage(track, at_ms)
             case _Waste(job, reason):
                 if job.wasted is None:
                     job.wasted = reason

@@ -25,7 +25,7 @@ from cuzk_agent.timeline.state import (
     TimelineState,
 )
 from cuzk_agent.timeline.tally import Counters, HistogramTally
-from cuzk_agent.timeline.units import Job
+from cuzk_agent.timeline.units import Job, Unit
 from cuzk_agent.windows import Rolling, RollingWindow
 
 _JUMP_MS = 3_600_000
@@ -64,10 +64,13 @@ class Pipeline:
         on_fact: Callable[[Fact], None] | None = None,
         on_latency: Callable[[Engine, Latency, Job, int, float], None] | None = None,
         on_time: Callable[[Engine, Stretch], None] | None = None,
+        on_stage: Callable[[Engine, Track, int], None] = lambda *_: None,
+        on_unit: Callable[[Engine, Unit], None] = lambda *_: None,
     ) -> None:
         """`on_gap` hears of every closed gap, `on_job` of every decided job, `on_stop` of every engine that ended,
         `on_fact` of all settled facts that have a wall-clock time, `on_latency(engine, what, job, at_ms, seconds)` of
-        every latency, `on_time` of all settled time."""
+        every latency, `on_time` of all settled time, `on_stage(engine, track, at_ms)` of every unit that has settled
+        into another stage, and `on_unit`, before that, whose track this is."""
         self._limits = limits or Limits()
         self._on_gap, self._on_job, self._on_stop = on_gap, on_job, on_stop
         self._on_latency = on_latency
@@ -75,7 +78,15 @@ class Pipeline:
         self._numbers = itertools.count()
         self._parser = LineParser()
         self._listeners = Listeners(
-            self._gap, self._latency_of, self._job, self._kernel, self._spans, self._span_end, on_time
+            self._gap,
+            self._latency_of,
+            self._job,
+            self._kernel,
+            self._spans,
+            self._span_end,
+            on_time,
+            on_stage,
+            on_unit,
         )
         self.engine: Engine | None = None
         """The engine whose lines are being read, or the last one."""

@@ -153,9 +153,11 @@ class Units:
         exemplar: Callable[[str, float, int], Exemplar],
         on_latency: Callable[[Latency, Job, int, float], None],
         on_job: Callable[[Job], None],
+        on_unit: Callable[[Unit], None] = lambda _: None,
     ) -> None:
         """`numbers` tells jobs and units apart in facts, `exemplar(job_id, seconds, at_ms)` dates an observation,
-        `on_latency(what, job, at_ms, seconds)` hears of every latency, `on_job` of every job whose outcome is decided.
+        `on_latency(what, job, at_ms, seconds)` hears of every latency, `on_job` of every job whose outcome is decided,
+        `on_unit` of every unit that has a new track: it is new, or was given up and lives.
         `age_limit_ms` None: three times the longest recent stay of the same stage and kind, at least ten minutes."""
         self._ledger = ledger
         self._counters = counters
@@ -164,6 +166,7 @@ class Units:
         self._exemplar = exemplar
         self._on_latency = on_latency
         self._on_job = on_job
+        self._on_unit = on_unit
         self._jobs: dict[str, list[Job]] = {}
         self._open: dict[Job, None] = {}
         self._closed: dict[Job, None] = {}
@@ -565,6 +568,7 @@ class Units:
         if event_name != "GPU_END":
             unit.track = self._track(unit.job)
             unit.rank = Rank.NEW
+            self._on_unit(unit)
         return unit
 
     def _latest(self, job_id: str) -> Job | None:
@@ -610,6 +614,7 @@ class Units:
         if unit is None:
             unit = job.units[partition] = Unit(job, partition, self._track(job))
             self._held += 1
+            self._on_unit(unit)
             self._make_room(job)
         return unit
 

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 from cuzk_agent.gpu.state import (
+    Comparison,
     DeviceInfo,
     EnergyUse,
     GpuChip,
@@ -26,6 +27,7 @@ from cuzk_agent.gpu.state import (
     NvmlState,
     NvmlView,
     Readings,
+    SourceComparison,
     SpanBusy,
 )
 from cuzk_agent.log.source import FollowState, ReadStats
@@ -277,6 +279,7 @@ NVML = NvmlView(
     },
     call_seconds={"nvmlDeviceGetSamples": (120, 0.168)},
     errors={("nvmlDeviceGetSamples", "GpuIsLost"): 1},
+    comparisons={"cuzk": SourceComparison(Comparison.COMPARED, 0.001, 1.5)},
     proof_energy_joules={("cuzk", "porep-c2"): ENERGY},
     heartbeat_monotonic_s=1000.0,
 )

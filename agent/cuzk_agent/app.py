@@ -285,13 +285,13 @@ class _Signals:
             self._waking.send(b"\0")
 
     def wait(self) -> None:
-        """Returns when a signal came, or `wake` was called. Then another signal does what it does without us."""
+        """Returns when a signal came, or `wake` was called. Then another Ctrl-C does what it does without us; SIGTERM
+        doesn't: some send it to a process and to its group, and the stop is bounded in time anyway."""
         number = self._waiting.recv(1)[0]
         if number:
             logger.info("%s: stopping", signal.Signals(number).name)
         signal.set_wakeup_fd(-1)
-        for number in self._handlers:
-            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _stop_signals() -> Iterator[signal.Signals]:

@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar as MetricExemplar
 
-from cuzk_agent.gpu.state import GpuChip, Method, NvmlState, NvmlView
+from cuzk_agent.gpu.state import Comparison, GpuChip, Method, NvmlState, NvmlView
 from cuzk_agent.log.source import FollowState, ReadStats
 from cuzk_agent.timeline.state import Exemplar, GpuState, Histogram, TimelineState
 from cuzk_agent.windows import Rolling
@@ -368,6 +368,19 @@ def _nvml(state: AgentState) -> Iterator[Metric]:
     errors = _Family(
         "counter", "cuzk_agent_nvml_errors_total", "Calls of an NVML function that failed.", "call", "error"
     )
+    compared = _Family(
+        "gauge",
+        "cuzk_agent_comparison_state",
+        "1 for how the source's spans take part in what is set against the chips, else 0.",
+        "source",
+        "state",
+    )
+    left_out = _Family(
+        "counter",
+        "cuzk_agent_uncompared_seconds_total",
+        "Seconds of samples that were looked at without the source: it lagged, or its clock is uncertain.",
+        "source",
+    )
     if (nvml := state.nvml) is not None:
         up.add(nvml.state is NvmlState.UP)
         for nvml_state in NvmlState:
@@ -376,7 +389,11 @@ def _nvml(state: AgentState) -> Iterator[Metric]:
             calls.add_summary(count, seconds, call)
         for (call, error), count in nvml.errors.items():
             errors.add(count, call, error)
-    yield from (up, states, calls, errors)
+        for source, about in nvml.comparisons.items():
+            for comparison in Comparison:
+                compared.add(about.comparison is comparison, source, comparison)
+            left_out.add(about.left_out_seconds, source)
+    yield from (up, states, calls, errors, compared, left_out)
 
 
 def _chips(state: AgentState) -> Iterator[Metric]:

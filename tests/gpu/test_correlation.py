@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuzk_agent.gpu.correlation import MAX_WAIT_S, Comparison, Correlator, Piece
+from cuzk_agent.gpu.correlation import MAX_WAIT_S, Correlator, Piece
 from cuzk_agent.gpu.samples import BusySample
+from cuzk_agent.gpu.state import Comparison
 from cuzk_agent.timeline.facts import Settled, SpanTime
 
 T0 = 1000.0

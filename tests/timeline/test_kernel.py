@@ -45,6 +45,7 @@ def test_every_phase_is_counted(heard: Heard) -> None:
 
 def test_kernel_time_is_the_total_without_the_wait(heard: Heard) -> None:
     heard.unit(600, barrier_ms=50, held_ms=602)
+    heard.kernel.flush()
     assert heard.told == [(None, 550)]
 
 
@@ -52,6 +53,7 @@ def test_without_a_wait_and_with_an_absurd_one(heard: Heard) -> None:
     heard.line(gpu_total_ms=600)
     heard.line(mutex_held_ms=600)
     heard.unit(100, barrier_ms=200)
+    heard.kernel.flush()
     assert heard.told == [(None, 600), (None, 0)]
 
 
@@ -65,10 +67,19 @@ def test_the_line_after_names_the_gpu(heard: Heard) -> None:
     assert heard.kernel.prove_start_returned("0", 830) is None
 
 
-def test_the_first_named_unit_was_told_before_and_is_not_told_twice(heard: Heard) -> None:
+def test_the_first_unit_of_a_log_is_named_too(heard: Heard) -> None:
     heard.unit(600, start_fn_ms=830)
-    assert heard.kernel.prove_start_returned("1", 830) is None
-    assert heard.told == [(None, 600)]
+    assert heard.told == []
+    assert heard.kernel.prove_start_returned("1", 830) == MutexHeld(600, 600, 830)
+    assert heard.told == [("1", 600)]
+
+
+def test_a_daemon_that_never_names_a_unit_is_found_out(heard: Heard) -> None:
+    for total_ms in range(601, 621):
+        heard.unit(total_ms)
+    assert heard.told == [(None, total_ms) for total_ms in range(601, 613)]
+    heard.kernel.flush()
+    assert heard.told == [(None, total_ms) for total_ms in range(601, 621)]
 
 
 def test_lines_of_two_workers_that_mix(heard: Heard) -> None:
@@ -91,6 +102,7 @@ def test_a_mutex_shorter_than_any_kernel_is_no_unit(heard: Heard) -> None:
     assert heard.told == []
     # A rounded millisecond is none.
     heard.line(mutex_held_ms=499)
+    heard.kernel.flush()
     assert heard.told == [(None, 500)]
 
 

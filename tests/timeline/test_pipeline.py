@@ -500,3 +500,16 @@ TIMELINE,6000,GPU_START,porep-1-2,worker=1,partition=0
     assert state.in_flight == {
         Stage.WAITING: 9, Stage.SYNTH: 0, Stage.READY: 0, Stage.PICKED_UP: 0, Stage.GPU: 1,
     }  # fmt: skip
+
+
+def test_the_gpu_of_a_log_of_timeline_lines_only_is_there_before_its_first_span() -> None:
+    pipeline = Pipeline()
+    pipeline.feed([b"TIMELINE,5000,SYNTH_START,a,partition=0", b"TIMELINE,9000,SYNTH_END,a,partition=0,synth_ms=4000"])
+    pipeline.finish()
+    born = pipeline.state().gpus["unknown"]
+    assert (born.spans, born.busy_seconds, sum(born.idle_seconds.values())) == (0, 0, 4)
+    assert born.open_gap_seconds is None
+    pipeline.feed([b"TIMELINE,9500,GPU_START,a,worker=0,partition=0", b"TIMELINE,9900,GPU_END,a,worker=0,partition=0"])
+    pipeline.finish()
+    grown = pipeline.state().gpus["unknown"]
+    assert (grown.spans, grown.busy_seconds, sum(grown.idle_seconds.values())) == (1, 0.4, 4.5)

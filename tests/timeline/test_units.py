@@ -302,7 +302,7 @@ def test_a_failed_unit_takes_the_units_with_it_that_are_not_on_a_gpu(shop: Shop)
     shop.units.dispatched(POREP, 4, 0)
     shop.event(10, "GPU_START", partition=0)
     shop.event(10, "GPU_QUEUE", partition=1)
-    shop.event(10, "SYNTH_START", partition=2)
+    shop.event(10, "GPU_START", partition=2)
     shop.units.unit_failed(POREP, 2, 100)
     assert shop.proofs() == {}
     # Until the daemon says so, or for a while, the job may turn out well.
@@ -316,6 +316,7 @@ def test_a_failed_unit_takes_the_units_with_it_that_are_not_on_a_gpu(shop: Shop)
 
 def test_a_failed_unit_fails_its_job_after_a_grace(shop: Shop) -> None:
     shop.units.enqueued(POREP, "porep-c2", 0)
+    shop.event(10, "GPU_START", partition=2)
     shop.units.unit_failed(POREP, 2, 100)
     shop.tick(5000)
     assert shop.proofs() == {}
@@ -327,10 +328,32 @@ def test_a_failed_unit_fails_its_job_after_a_grace(shop: Shop) -> None:
 
 def test_a_job_may_be_proved_although_a_unit_failed(shop: Shop) -> None:
     shop.units.enqueued(POREP, "porep-c2", 0)
+    shop.event(10, "GPU_START", partition=2)
     shop.units.unit_failed(POREP, 2, 100)
     shop.units.self_checked(POREP, True, 200)
     assert shop.proofs() == {("porep-c2", ProofOutcome.PROVED): 1}
     assert shop.decided[0].wasted_units == []
+
+
+def test_a_failed_synthesis_fails_its_job_at_once(shop: Shop) -> None:
+    shop.units.enqueued(POREP, "porep-c2", 0)
+    shop.event(10, "SYNTH_START", partition=2)
+    shop.event(20, "GPU_START", partition=0)
+    shop.units.unit_failed(POREP, 2, 100)
+    assert shop.proofs() == {("porep-c2", ProofOutcome.FAILED): 1}
+    assert shop.outcomes() == {UnitOutcome.FAILED: 1, UnitOutcome.DROPPED: 8}
+    assert shop.stages() == {Stage.GPU: 1}
+
+
+def test_the_synthesis_of_a_unit_that_was_given_up_counts_as_one(shop: Shop) -> None:
+    shop.units.enqueued(POREP, "porep-c2", 0)
+    shop.event(10, "SYNTH_START", partition=1)
+    shop.event(10, "SYNTH_START", partition=2)
+    shop.units.unit_failed(POREP, 2, 100)
+    shop.event(210, "SYNTH_END", partition=1)
+    assert shop.counters.synth["porep-c2"].sum_seconds == 0.2
+    assert shop.stages() == {}
+    assert shop.outcomes() == {UnitOutcome.FAILED: 1, UnitOutcome.DROPPED: 9}
 
 
 def test_a_whole_proof_that_fails_fails_its_job_at_once(shop: Shop) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import pairwise
 
 from cuzk_agent.gpu.samples import BusySample
-from cuzk_agent.gpu.state import SpanBusy
+from cuzk_agent.gpu.state import Comparison, SourceComparison, SpanBusy
 from cuzk_agent.timeline.facts import Fact, Settled, SpanTime
 
 MAX_WAIT_S = 60.0
@@ -34,29 +33,6 @@ _UNKNOWN_GPU = "unknown"
 
 Unit = tuple[str, int]
 """Source, and the number of a unit in it."""
-
-
-class Comparison(StrEnum):
-    """How a source's spans take part."""
-
-    WAITING = "waiting"
-    """It has not settled anything yet."""
-    COMPARED = "compared"
-    LAGGING = "lagging"
-    """What it has settled is so old that samples no longer wait for it."""
-    UNCERTAIN = "uncertain"
-    """Its wall-clock times may be off by more than half a sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceComparison:
-    """How one source takes part, for people who wonder about its figures."""
-
-    comparison: Comparison
-    uncertainty_s: float | None
-    """How far off its wall-clock times may be; None before it settled anything."""
-    left_out_seconds: float
-    """Sampled time, of all GPUs together, that was looked at without it because it lagged or was uncertain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from cuzk_agent.gpu.correlation import MAX_WAIT_S, Correlator, Piece, SourceComparison, Unit
+from cuzk_agent.gpu.correlation import MAX_WAIT_S, Correlator, Piece, Unit
 from cuzk_agent.gpu.samples import BusySample, PowerSample
-from cuzk_agent.gpu.state import EnergyUse, SpanBusy
+from cuzk_agent.gpu.state import EnergyUse, SourceComparison, SpanBusy
 from cuzk_agent.timeline.facts import Fact, JobDecided, Settled, SpanEnded
 from cuzk_agent.timeline.state import Exemplar, Histogram
 from cuzk_agent.timeline.tally import PROOF_KINDS, HistogramTally

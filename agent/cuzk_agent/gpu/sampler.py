@@ -19,7 +19,17 @@ from typing import Any, Final, Protocol, TypeVar
 from cuzk_agent.clock import Clock
 from cuzk_agent.gpu.nvml import THROTTLE_REASONS, CallError, Device, Nvml, same_gpu
 from cuzk_agent.gpu.samples import BusyMeter, BusySample, PowerMeter, PowerSample
-from cuzk_agent.gpu.state import DeviceInfo, EnergyUse, GpuChip, Method, NvmlState, NvmlView, Readings, SpanBusy
+from cuzk_agent.gpu.state import (
+    DeviceInfo,
+    EnergyUse,
+    GpuChip,
+    Method,
+    NvmlState,
+    NvmlView,
+    Readings,
+    SourceComparison,
+    SpanBusy,
+)
 from cuzk_agent.timeline.state import Histogram
 
 logger = logging.getLogger(__name__)
@@ -75,6 +85,10 @@ class Account(Protocol):
         """By source and proof kind."""
         ...
 
+    def sources(self) -> Mapping[str, SourceComparison]:
+        """How each source takes part."""
+        ...
+
 
 class NoAccount:
     """There is nothing to set the samples against."""
@@ -105,6 +119,10 @@ class NoAccount:
 
     def proof_energy_joules(self) -> Mapping[tuple[str, str], Histogram]:
         """No proofs."""
+        return {}
+
+    def sources(self) -> Mapping[str, SourceComparison]:
+        """No sources."""
         return {}
 
 
@@ -496,6 +514,7 @@ class Sampler:
             gpus={gpu.label: self._chip(gpu, now_s) for gpu in self._gpus.values()},
             call_seconds=dict(self._nvml.call_seconds),
             errors=self._nvml.errors | self._sample_faults(),
+            comparisons=self._account.sources(),
             proof_energy_joules=self._account.proof_energy_joules(),
             heartbeat_monotonic_s=now_s,
         )

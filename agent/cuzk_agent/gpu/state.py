@@ -53,6 +53,29 @@ class EnergyUse(StrEnum):
     """Outside all spans, the chip busy for somebody else."""
 
 
+class Comparison(StrEnum):
+    """How a source's spans take part."""
+
+    WAITING = "waiting"
+    """It has not settled anything yet."""
+    COMPARED = "compared"
+    LAGGING = "lagging"
+    """What it has settled is so old that samples no longer wait for it."""
+    UNCERTAIN = "uncertain"
+    """Its wall-clock times may be off by more than half a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceComparison:
+    """How one source takes part, for people who wonder about its figures."""
+
+    comparison: Comparison
+    uncertainty_s: float | None
+    """How far off its wall-clock times may be; None before it settled anything."""
+    left_out_seconds: float
+    """Sampled time, of all GPUs together, that was looked at without it because it lagged or was uncertain."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What identifies a GPU; None where the driver does not tell."""
@@ -133,6 +156,8 @@ class NvmlView:
     """Count and sum of the time of each NVML function called."""
     errors: Mapping[tuple[str, str], int]
     """By function and error name."""
+    comparisons: Mapping[str, SourceComparison]
+    """How each source's spans take part in what is set against the chips."""
     proof_energy_joules: Mapping[tuple[str, str], Histogram]
     """By source and proof kind; its sum is in joules."""
     heartbeat_monotonic_s: float

@@ -8,7 +8,7 @@ from functools import partial
 
 from cuzk_agent.timeline.anchor import Anchor
 from cuzk_agent.timeline.kernel import KernelTimes
-from cuzk_agent.timeline.ledger import Gap, Ledger, Stretch, Track
+from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, Ledger, Stretch, Track
 from cuzk_agent.timeline.lines import TimelineEvent
 from cuzk_agent.timeline.state import Exemplar, Latency
 from cuzk_agent.timeline.tally import Counters
@@ -89,6 +89,8 @@ class Engine:
         """Not later than this on the agent's own monotonic clock, which is the daemon's too."""
         self.arrivals_live = False
         """`start_monotonic_s` comes from lines that were read as they were written."""
+        self.traced = False
+        """The daemon's tracing output is in the log, too."""
         self._gpu_of: dict[int, str] = {}
         self._silent = False
         self._work_at_last_line = False
@@ -180,6 +182,10 @@ class Engine:
         if self.first_event_ms is None or event.offset_ms < self.first_event_ms:
             self.first_event_ms = event.offset_ms
         self.last_event_ms = max(event.offset_ms, self.last_event_ms or 0)
+        if event.name == "SYNTH_END" and not self.traced and not self._gpu_of:
+            # A log of TIMELINE lines only never tells its GPUs apart. What stands for them is there before its first
+            # span: a counter that is born with one would hide it.
+            self.ledger.know_gpu(UNKNOWN_GPU, max(event.offset_ms, self.frontier_ms))
         self.units.event(event, None if event.worker is None else self._gpu_of.get(event.worker))
 
     def trouble(self, kind: str, gpu: str = "") -> None:
@@ -223,6 +229,7 @@ class Engine:
     def settle_all(self) -> None:
         """The log ends here: settles up to its last line."""
         self._settle(max(self.seen_ms, self.last_line_ms))
+        self.kernel.flush()
 
     def stop(self) -> None:
         """The engine is gone: what was in flight is abandoned, and nothing is charged any more."""
@@ -232,6 +239,7 @@ class Engine:
         self._settle(end_ms)
         self.units.abandon(end_ms)
         self.ledger.finish(end_ms)
+        self.kernel.flush()
         self.stopped = True
         self._work_at_last_line = False
 

@@ -28,6 +28,8 @@ PHASES = (
 )
 _PENDING = 64
 """Unjoined lines kept: more than the workers of any machine."""
+_UNNAMED = 8
+"""So many units without a line that names one: this daemon does not write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +76,21 @@ class KernelTimes:
             return
         total = max(fitting, key=lambda total: total[0])
         self._totals.remove(total)
-        if self._returns_logged:
-            self._held.append(MutexHeld(mutex_held_ms, total[1], start_fn_ms))
-        else:
-            self._on_kernel(None, total[1])
+        self._held.append(MutexHeld(mutex_held_ms, total[1], start_fn_ms))
+        if not self._returns_logged and len(self._held) > _UNNAMED:
+            self._on_kernel(None, self._held.popleft().kernel_ms)
 
     def prove_start_returned(self, gpu: str | None, wall_ms: int) -> MutexHeld | None:
         """The daemon names the unit whose C++ lines just ended. Returns what they told of it, if anything."""
-        if not self._returns_logged:
-            # Kernel time before the first such line has been reported without a GPU, its own too.
-            self._returns_logged = True
-            return None
+        self._returns_logged = True
         if not self._held:
             return None
         nearest = min(self._held, key=lambda held: abs(held.start_fn_ms - wall_ms))
         self._held.remove(nearest)
         self._on_kernel(gpu, nearest.kernel_ms)
         return nearest
+
+    def flush(self) -> None:
+        """The log or its engine ends: no line will name what is left."""
+        while self._held:
+            self._on_kernel(None, self._held.popleft().kernel_ms)

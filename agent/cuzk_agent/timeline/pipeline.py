@@ -289,6 +289,7 @@ class Pipeline:
                 self._events[value.name if value.name in EVENT_NAMES else "other"] += 1
                 engine.event(value)
             case TracingLine():
+                engine.traced = True
                 engine.anchor.note_tracing(value.unix_ms)
                 at_ms = engine.seen_ms if offset_ms is None else offset_ms
                 engine.line_at(at_ms)

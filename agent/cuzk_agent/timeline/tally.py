@@ -31,12 +31,12 @@ PROOF_BOUNDS = (1, 2, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600)
 class HistogramTally:
     """A histogram with one writer; `freeze` gives the published value."""
 
-    __slots__ = ("bounds", "counts", "exemplars", "sum_seconds")
+    __slots__ = ("_sum_micros", "bounds", "counts", "exemplars")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        self.sum_seconds = 0.0
+        self._sum_micros = 0
         self.exemplars: list[Exemplar | None] = [None] * (len(bounds) + 1)
 
     def observe(self, seconds: float, exemplar: Exemplar | None = None) -> None:
@@ -44,9 +44,14 @@ class HistogramTally:
         seconds = max(seconds, 0.0)
         bucket = bisect_left(self.bounds, seconds)
         self.counts[bucket] += 1
-        self.sum_seconds += seconds
+        # In whole millionths: sums of floats would drift.
+        self._sum_micros += round(seconds * 1e6)
         if exemplar is not None:
             self.exemplars[bucket] = exemplar
+
+    @property
+    def sum_seconds(self) -> float:
+        return self._sum_micros / 1e6
 
     @property
     def count(self) -> int:
@@ -57,7 +62,7 @@ class HistogramTally:
         for bucket, count in enumerate(other.counts):
             self.counts[bucket] += count
             self.exemplars[bucket] = other.exemplars[bucket] or self.exemplars[bucket]
-        self.sum_seconds += other.sum_seconds
+        self._sum_micros += other._sum_micros
 
     def freeze(self) -> Histogram:
         """The present value, independent of what is observed later."""

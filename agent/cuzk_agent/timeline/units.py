@@ -334,8 +334,9 @@ class Units:
             self._learn_kind(job, kind)
 
     def unit_failed(self, job_id: str, partition: int | None, at_ms: int, *, siblings_go_on: bool = False) -> None:
-        """A unit failed, and with it its job, unless the proof turns out well after all. Then its siblings that are
-        not on a GPU are given up, too, if the daemon does not prove them all the same."""
+        """A unit failed, and with it its job: at once if it had not come to a GPU, else unless the proof turns out well
+        after all. Then its siblings that are not on a GPU are given up, too, if the daemon does not prove them all the
+        same."""
         job = self._latest(job_id)
         if job is None:
             return
@@ -348,8 +349,11 @@ class Units:
         if job.failed_ms is None:
             job.failed_ms = at_ms
         job.siblings_go_on = job.siblings_go_on or siblings_go_on
-        self._decide_by(job, at_ms + _FAILURE_GRACE_MS)
-        self._consider(job, at_ms)
+        if unit is None or unit.start_ms is not None or siblings_go_on:
+            self._decide_by(job, at_ms + _FAILURE_GRACE_MS)
+            self._consider(job, at_ms)
+        else:
+            self._close(job, ProofOutcome.FAILED, at_ms)
 
     def unit_dropped(self, job_id: str, partition: int | None, at_ms: int) -> None:
         """The daemon gives up this unit because its job has failed."""
@@ -456,8 +460,9 @@ class Units:
     def _happen(self, at_ms: int) -> None:
         for unit, due_ms in list(self._overtaken.items()):
             if due_ms <= at_ms:
+                # Replaced in the queue: nothing of it can come any more.
                 self._leave(unit, UnitOutcome.LOST, at_ms)
-                self._consider(unit.job, at_ms)
+                self._close(unit.job, ProofOutcome.LOST, at_ms)
         for shelf in self._shelves.values():
             while shelf and self._expiry_ms(unit := next(iter(shelf))) <= at_ms:
                 self._leave(unit, UnitOutcome.LOST, at_ms)
@@ -564,7 +569,8 @@ class Units:
         if unit.outcome in (UnitOutcome.PROVED, UnitOutcome.FAILED):
             return None
         if unit.outcome is UnitOutcome.DROPPED and event_name not in ("GPU_START", "GPU_END"):
-            return None
+            # Its synthesis goes on all the same, and took as long as it took.
+            return unit if event_name == "SYNTH_END" else None
         if event_name != "GPU_END":
             unit.track = self._track(unit.job)
             unit.rank = Rank.NEW

@@ -128,10 +128,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
     from cuzk_agent.report.model import LONG_GAP_MS  # noqa: PLC0415
 
     long_gap_ms = LONG_GAP_MS if arguments.gaps is None and arguments.json else arguments.gaps
-    recordings = dict(arguments.nvml)
-    if len(recordings) < len(arguments.nvml):
-        print("cuzk-agent: --nvml: two files for one GPU; name it, as in 1=FILE", file=sys.stderr)
-        return Exit.USAGE
+    recordings = _recordings(arguments)
     options = Options(long_gap_ms, start=arguments.start, end=arguments.end, recordings=recordings)
     with _progress() as progress:
         answer = run_analyze(
@@ -159,6 +156,33 @@ def _compare(arguments: argparse.Namespace) -> int:
             on_progress=progress,
         )
     return _answer(answer)
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from cuzk_agent.report.trace import run_trace  # noqa: PLC0415  see _serve
+
+    if arguments.output is None and arguments.html is None:
+        raise ConfigError("trace: nothing to write; give -o FILE, --html FILE, or both")
+    try:
+        with _progress() as progress:
+            answer = run_trace(
+                arguments.logs,
+                _recordings(arguments),
+                trace=arguments.output,
+                html=arguments.html,
+                on_progress=progress,
+            )
+    except OSError as error:
+        print(f"cuzk-agent: {printable(str(error))}", file=sys.stderr)
+        return Exit.USAGE
+    return _answer(answer)
+
+
+def _recordings(arguments: argparse.Namespace) -> dict[str, str]:
+    recordings = dict(arguments.nvml)
+    if len(recordings) < len(arguments.nvml):
+        raise ConfigError("--nvml: two files for one GPU; name it, as in 1=FILE")
+    return recordings
 
 
 @contextmanager
@@ -299,14 +323,19 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what happens: {', '.join(SCENARIOS)} (day)",
     )
     simulated.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another run (1)")
-    analyze.add_argument(
-        "--nvml",
-        type=parse_recording,
-        action="append",
-        default=[],
-        metavar="[GPU=]FILE",
-        help="with recorded NVML samples of a GPU, by default the one in the file's name (gpu1), or else 0; repeatable",
-    )
+    trace = add("trace", _trace, "draw a run: a trace for ui.perfetto.dev, or a page that opens offline")
+    trace.add_argument("logs", nargs="+", metavar="LOG", help="the parts of one log, as for analyze")
+    trace.add_argument("-o", "--output", type=Path, metavar="FILE", help="the trace, in the trace event format (JSON)")
+    trace.add_argument("--html", type=Path, metavar="FILE", help="a waterfall, as one page that needs nothing else")
+    for command in (analyze, trace):
+        command.add_argument(
+            "--nvml",
+            type=parse_recording,
+            action="append",
+            default=[],
+            metavar="[GPU=]FILE",
+            help="with recorded NVML samples of a GPU, by default the one in its name (gpu1), or else 0; repeatable",
+        )
     compare = add("compare", _compare, "set runs side by side, and tell changes from noise")
     compare.add_argument("base", metavar="BASE", help="a log: a file, a quoted glob of its parts, or - for stdin")
     compare.add_argument("new", nargs="+", metavar="NEW", help="another one, or several: each is set against BASE")

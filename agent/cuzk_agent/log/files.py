@@ -2,18 +2,34 @@
 
 The lines of a path are one stream, though it runs through several files. A file that was renamed or deleted is read to
 its end before the one that took its place; the writer may be slow to move, or never move at all, so the old file counts
-as current for as long as the new one is empty. A file left behind is still looked at for a while.
+as current for as long as the new one is empty. A file left behind is still looked at for a while. Files that came and
+went between two looks, or while nobody looked, are found beside the log, by the names that rotation gives.
+
+Nothing tells that a file was truncated and has grown again since, but its content: with every read, its first bytes and
+the last ones before the read are compared to what they were. What a truncation took may live on in a copy beside it.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from cuzk_agent.log.envelope import MAX_RECORD_BYTES, Envelope, Unwrapper
+from cuzk_agent.log.position import FINGERPRINT_BYTES, FileMark, FilePosition, Fingerprint, Totals
+from cuzk_agent.log.siblings import (
+    FileIdentity,
+    Handle,
+    PlainFile,
+    Sibling,
+    beside,
+    identity_of,
+    open_handle,
+    rotated,
+)
 from cuzk_agent.log.source import Batch, FollowState, ReadStats
 from cuzk_agent.log.splitter import LineSplitter
 
@@ -24,15 +40,11 @@ DELETED_HOLD_S = 600.0
 space isn't freed, and a writer may still be filling it."""
 MAX_OPEN_FILES = 8
 """Files of one path held open at a time. Past that, new ones wait at the path until older ones have been read."""
+CONTAINER_LAG_S = 1.75
+"""Lines may take so long through a container runtime to its log, on top of what they may take to a file."""
 
 _READ_BYTES = 1 << 18
-
-
-class FileIdentity(NamedTuple):
-    """Which file it is, whatever its name. Holds while the file is open: an inode in use is not given out again."""
-
-    device: int
-    inode: int
+_MAX_PASSES = 3
 
 
 class _OpenFile:
@@ -40,23 +52,35 @@ class _OpenFile:
 
     __slots__ = (
         "deleted",
-        "descriptor",
         "failed",
-        "identity",
+        "found",
+        "handle",
+        "head",
         "left_behind",
+        "log",
         "position",
         "quiet_since_s",
+        "seen_mtime_ns",
         "seen_size",
         "splitter",
+        "tail",
     )
 
-    def __init__(self, descriptor: int, identity: FileIdentity, now_s: float) -> None:
-        self.descriptor = descriptor
-        self.identity = identity
+    def __init__(self, handle: Handle, log: Path, now_s: float) -> None:
+        self.handle = handle
+        self.log = log
+        """Where it was written first, without symbolic links: what it is called now follows from that."""
         self.position = 0
         self.seen_size = 0
-        """The size at the last look; what a truncation may have taken is known from it."""
-        self.splitter = LineSplitter()
+        """The size at the last read; what a truncation may have taken is known from it."""
+        self.seen_mtime_ns = 0
+        self.found = 0, 0
+        """Size and time of change as of this look: they count once a read has shown that it is what it was."""
+        self.head = b""
+        """Its first bytes, as far as they are read."""
+        self.tail = b""
+        """The last bytes before `position`."""
+        self.splitter = LineSplitter(MAX_RECORD_BYTES)
         self.quiet_since_s = now_s
         """When it last gave something, or got into its present plight."""
         self.left_behind = False
@@ -65,103 +89,212 @@ class _OpenFile:
         self.failed = False
         """The last read raised an error."""
 
-    def start_at_end(self) -> None:
-        """Take what the file holds now as read. A line that is begun there is not reported."""
-        self.position = self.seen_size = os.fstat(self.descriptor).st_size
-        if self.position and os.pread(self.descriptor, 1, self.position - 1) != b"\n":
+    @property
+    def identity(self) -> FileIdentity:
+        return self.handle.identity
+
+    def go_to(self, position: int) -> None:
+        """Take what is before `position` as read, or all if it is less. Raises OSError."""
+        position = self.handle.end_before(position)
+        self.head = self.handle.read_at(0, min(position, FINGERPRINT_BYTES))
+        start = max(0, position - FINGERPRINT_BYTES)
+        self.tail = self.handle.read_at(start, position - start)
+        self.position = start + len(self.tail)
+        self.seen_size = self.position
+
+    def start_at(self, position: int) -> None:
+        """Begin in the midst. A line that is begun there is not reported. Raises OSError."""
+        self.go_to(position)
+        if not self.tail.endswith(b"\n") and self.position:
             self.splitter.skip_line()
+
+    def start_over(self) -> None:
+        """Everything in it is new."""
+        self.position = self.seen_size = 0
+        self.head = self.tail = b""
+
+    def read_on(self, size: int) -> bytes | None:
+        """What comes next; None if what came before is no longer there. Raises OSError."""
+        if self.handle.is_packed:
+            data = self.handle.read_at(self.position, size)
+        else:
+            overlap = len(self.tail)
+            data = self.handle.read_at(self.position - overlap, overlap + size)
+            # In this order: had it been truncated before the data was read, the head would tell now.
+            if data[:overlap] != self.tail or not self.has_head():
+                return None
+            data = data[overlap:]
+        self.seen_size, self.seen_mtime_ns = max(self.seen_size, self.found[0]), self.found[1]
+        self._advance(data)
+        return data
+
+    def has_head(self) -> bool:
+        """Whether its first bytes are still what they were. Raises OSError."""
+        return self.handle.read_at(0, len(self.head)) == self.head
+
+    def skip_hole(self) -> int:
+        """Pass over a hole that begins here; its length. 0 where the file system can't tell, or no data follows."""
+        if not isinstance(self.handle, PlainFile):
+            return 0
+        try:
+            length = os.lseek(self.handle.descriptor, self.position, os.SEEK_DATA) - self.position
+        except OSError:
+            return 0
+        nuls = bytes(min(length, FINGERPRINT_BYTES))
+        self._advance(nuls)
+        self.position += length - len(nuls)
+        return length
+
+    def _advance(self, data: bytes) -> None:
+        room = FINGERPRINT_BYTES - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+        self.tail = (self.tail + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
+        self.position += len(data)
+        self.seen_size = max(self.seen_size, self.position)
 
     def unread_bytes(self) -> int:
         """What it holds beyond `position`; 0 as well where that can't be told."""
         try:
-            return max(0, os.fstat(self.descriptor).st_size - self.position)
+            return self.handle.unread(self.position)
         except OSError:
             return 0
+
+    def mtime_ns(self) -> int:
+        """When it was last written to; 0 where that can't be told."""
+        try:
+            return self.handle.about().st_mtime_ns
+        except OSError:
+            return 0
+
+    def mark(self) -> FileMark:
+        """How far it is read."""
+        return FileMark(
+            log=str(self.log),
+            device=self.identity.device,
+            inode=self.identity.inode,
+            offset=self.position,
+            size=self.seen_size,
+            mtime_ns=self.seen_mtime_ns,
+            head=Fingerprint.of(self.head),
+            tail=Fingerprint.of(self.tail),
+            splitter=self.splitter.state(),
+            left_behind=self.left_behind,
+        )
 
 
 class FileFollower:
     """Follows the file at `path`, which may not exist yet, and whatever takes its place there.
 
     `start` says where to begin in a file that is there at construction; one that comes later is new, and is read from
-    its start. Nothing about the file raises: what is wrong with it is in `stats()`, and each `read()` tries again.
-    `read()`, `stats()` and `close()` belong to one thread.
+    its start. To begin at the end, `warm_up_bytes` of what is before it are read as `past`. With `resume`, neither
+    holds: reading goes on there, in that file and all that came after it. Nothing about the file raises: what is wrong
+    with it is in `stats()`, and each `read()` tries again.
     """
 
-    def __init__(self, path: Path, start: Literal["end", "start"], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        start: Literal["end", "start"],
+        monotonic: Callable[[], float],
+        *,
+        resume: FilePosition | None = None,
+        warm_up_bytes: int = 0,
+    ) -> None:
         self._path = path
         self._monotonic = monotonic
-        self._skip_existing = start == "end"
+        self._skip_existing = start == "end" and resume is None
+        self._warm_up_bytes = warm_up_bytes
         self._files: list[_OpenFile] = []
         """From the oldest to the one at the path: files left behind, the current one, files not begun."""
         self._opened_before = False
         self._reached_end = False
+        self._past: tuple[_OpenFile, int] | None = None
+        """The file that the past is read from, and where it ends there."""
         self._state = FollowState.MISSING
         self._detail = ""
-        self._lines = self._read_bytes = self._rotations = self._truncations = self._lost_bytes = 0
-        # Of files that are closed, and of holes passed over; those of open files are in their splitters.
-        self._overlong_lines = self._nul_bytes = 0
-        self._look_at_path(monotonic())
+        self._totals = Totals() if resume is None else replace(resume.totals)
+        """Without the NULs of files that are open, which are in their splitters."""
+        self._unwrapper = Unwrapper(resume.unwrapper if resume is not None else None)
+        self._overlong_before = self._totals.overlong_lines
+        now_s = monotonic()
+        if resume is not None:
+            self._resume(resume, now_s)
+        self._look_at_path(now_s)
 
     def read(self, max_bytes: int = 1 << 20) -> Batch:
         """Read what there is, at most `max_bytes`; never waits. Without a file the batch is empty, and not `at_end`."""
         now_s = self._monotonic()
         path_seen = self._look_at_path(now_s)
-        # What holds data is asked before anything is read: an old file read to its end *after* its successor had
-        # data is complete, as far as one writer goes.
-        unread = {id(file): file.unread_bytes() for file in self._files}
+        past = self._past is not None
         lines: list[bytes] = []
-        at_end = path_seen and bool(self._files)
-        budget = max_bytes
-        for index, file in enumerate(self._files):
-            if not (file.left_behind or file is self._current()):
+        budget, at_end, again = max_bytes, False, True
+        for _ in range(_MAX_PASSES):
+            budget, at_end, again = self._read_files(budget, now_s, lines)
+            if not again:
                 break
-            budget, file_ended = self._read_file(file, budget, now_s, lines)
-            successor = next((later for later in self._files[index + 1 :] if unread[id(later)]), None)
-            if not file_ended and not (file.failed and successor):
-                at_end = False
-                if not file.left_behind:
-                    break
-            elif successor and not file.left_behind:
-                self._move_on(index, self._files.index(successor), now_s)
+        at_end = at_end and path_seen and not again
         self._close_what_is_done(now_s)
         self._reached_end = self._reached_end or at_end
-        self._lines += len(lines)
-        return Batch(tuple(lines), now_s, at_end)
+        given, times = self._unwrapper.feed(lines)
+        self._totals.lines += len(given)
+        lag_s = CONTAINER_LAG_S if self._unwrapper.envelope in {Envelope.DOCKER, Envelope.CRI} else 0.0
+        return Batch(
+            tuple(given),
+            now_s - lag_s,
+            at_end,
+            line_unix_s=None if times is None else tuple(times),
+            past=past,
+        )
 
     def stats(self) -> ReadStats:
         """Totals so far, and the state as of the last `read()`; the lag is as of now."""
         unread = [file.unread_bytes() for file in self._files]
+        totals = self._all_totals()
         return ReadStats(
             state=self._state,
             detail=self._detail,
             caught_up=self._reached_end and self._state is FollowState.FOLLOWING,
-            lines=self._lines,
-            read_bytes=self._read_bytes,
+            lines=totals.lines,
+            read_bytes=totals.read_bytes,
             lag_bytes=sum(unread) if unread and self._state is FollowState.FOLLOWING else None,
-            rotations=self._rotations,
-            truncations=self._truncations,
-            lost_bytes=self._lost_bytes,
-            overlong_lines=self._overlong_lines + sum(file.splitter.overlong_lines for file in self._files),
-            nul_bytes=self._nul_bytes + sum(file.splitter.nul_bytes for file in self._files),
+            rotations=totals.rotations,
+            truncations=totals.truncations,
+            lost_bytes=totals.lost_bytes,
+            overlong_lines=totals.overlong_lines,
+            nul_bytes=totals.nul_bytes,
+            envelope=self._unwrapper.envelope,
         )
+
+    def position(self) -> FilePosition:
+        """Where the last `read()` ended."""
+        return FilePosition(tuple(file.mark() for file in self._files), self._unwrapper.state(), self._all_totals())
 
     def close(self) -> None:
         """Close every file, for good; the totals stay."""
         for file in list(self._files):
             self._close(file)
 
+    def _all_totals(self) -> Totals:
+        return replace(
+            self._totals,
+            overlong_lines=self._overlong_before + self._unwrapper.overlong_lines,
+            nul_bytes=self._totals.nul_bytes + sum(file.splitter.nul_bytes for file in self._files),
+        )
+
     # -- the path
 
     def _look_at_path(self, now_s: float) -> bool:
         """See which file is at the path, and open it if it is a new one. False if there is one that isn't held."""
         try:
-            identity = _regular_identity(os.stat(self._path))
+            about = os.stat(self._path)
+            identity = identity_of(about)
             held = next((file for file in self._files if file.identity == identity), None)
             if held is None:
                 if not self._have_room():
                     return False
-                self._open(now_s)
-            elif held.failed:
+                self._open_what_is_new(now_s)
+            elif held.failed or _is_stale(held, about):
                 self._reopen(held)
             else:
                 self._make_newest(held, now_s)
@@ -193,28 +326,67 @@ class FileFollower:
             self._close(idle)
         return idle is not None
 
-    def _open(self, now_s: float) -> None:
-        descriptor, identity = _open_regular(self._path)
-        file = _OpenFile(descriptor, identity, now_s)
-        if self._skip_existing:
-            try:
-                file.start_at_end()
-            except OSError:
-                os.close(descriptor)
-                raise
+    def _open_what_is_new(self, now_s: float) -> None:
+        """Open the file at the path, and before it whatever came between it and the newest that is held."""
+        handle = PlainFile(self._path)
+        file = _OpenFile(handle, Path(os.path.realpath(self._path)), now_s)
+        try:
+            if self._skip_existing:
+                end = handle.unread(0)
+                file.start_at(max(0, end - self._warm_up_bytes))
+                if file.position < end:
+                    self._past = file, end
+        except OSError:
+            handle.close()
+            raise
         self._skip_existing = False
-        self._rotations += self._opened_before
+        if self._files:
+            newest = self._files[-1]
+            index = len(self._files)
+            self._open_later(index, newest.log, newest.identity, newest.mtime_ns(), {file.identity}, now_s)
+        self._insert(len(self._files), file)
+
+    def _insert(self, index: int, file: _OpenFile) -> None:
+        self._totals.rotations += self._opened_before
         self._opened_before = True
-        self._files.append(file)
+        self._files.insert(index, file)
+
+    def _open_later(
+        self,
+        index: int,
+        log: Path,
+        identity: FileIdentity,
+        mtime_ns: int,
+        exclude: Iterable[FileIdentity],
+        now_s: float,
+    ) -> int:
+        """Open what `log` was rotated into after that file, and put it in at `index`; the index behind it."""
+        known = {file.identity for file in self._files} | {identity, *exclude}
+        for sibling in _later(log, identity, mtime_ns, self._path):
+            if sibling.identity in known:
+                continue
+            known.add(sibling.identity)
+            try:
+                file = _OpenFile(open_handle(sibling.path), log, now_s)
+                if any(_is_copy(file.handle, held) for held in self._files):
+                    file.handle.close()
+                    continue
+            except OSError:
+                # It has just been moved again, or packed, or may not be read: whether it is new can't be told.
+                continue
+            self._insert(index, file)
+            index += 1
+        return index
 
     def _reopen(self, file: _OpenFile) -> None:
-        """A descriptor may be stale for good (a network file system that came back) where the file is well."""
-        descriptor, identity = _open_regular(self._path)
-        if identity != file.identity:
-            os.close(descriptor)
+        """A descriptor may be stale (a network file system that came back, an overlay that copied the file up) where
+        the file is well."""
+        handle = PlainFile(self._path)
+        if handle.identity != file.identity:
+            handle.close()
             return
-        os.close(file.descriptor)
-        file.descriptor = descriptor
+        file.handle.close()
+        file.handle = handle
 
     def _make_newest(self, file: _OpenFile, now_s: float) -> None:
         """A file that was renamed away may be renamed back."""
@@ -229,55 +401,147 @@ class FileFollower:
         self._files.remove(file)
         self._files.append(file)
 
+    # -- going on after a restart
+
+    def _resume(self, position: FilePosition, now_s: float) -> None:
+        """Find the files of a position again, and all that came after them."""
+        self._opened_before = bool(position.files)
+        for mark in position.files:
+            file = _find(mark, self._path, now_s)
+            if file is None:
+                # A line that was begun in it is lost with it.
+                self._totals.lost_bytes += max(0, mark.size - mark.offset) + len(mark.splitter.pending)
+                continue
+            if not file.handle.is_packed:
+                self._totals.lost_bytes += max(0, mark.size - max(mark.offset, file.position + file.unread_bytes()))
+            self._files.append(file)
+        if not position.files:
+            return
+        mark = position.files[-1]
+        log, identity, mtime_ns = Path(mark.log), FileIdentity(mark.device, mark.inode), mark.mtime_ns
+        if self._files:
+            newest = self._files[-1]
+            log, identity, mtime_ns = newest.log, newest.identity, newest.mtime_ns()
+        with contextlib.suppress(OSError):
+            self._open_later(len(self._files), log, identity, mtime_ns, _at_path(self._path), now_s)
+
     # -- the files
 
     def _current(self) -> _OpenFile | None:
         return next((file for file in self._files if not file.left_behind), None)
 
+    def _read_files(self, budget: int, now_s: float, lines: list[bytes]) -> tuple[int, bool, bool]:
+        """Read every file on; the budget that is left, whether the end of them all was seen, and whether files were
+        put in before one that was to be read."""
+        # What holds data is asked before anything is read: an old file read to its end *after* its successor had
+        # data is complete, as far as one writer goes.
+        unread = {id(file): file.unread_bytes() for file in self._files}
+        at_end = bool(self._files)
+        for index, file in enumerate(self._files):
+            if not (file.left_behind or file is self._current()):
+                break
+            count = len(self._files)
+            budget, file_ended = self._read_file(file, budget, now_s, lines)
+            if len(self._files) > count:
+                return budget, False, True
+            successor = next((later for later in self._files[index + 1 :] if unread[id(later)]), None)
+            if not file_ended and not (file.failed and successor):
+                at_end = False
+                if not file.left_behind:
+                    break
+            elif successor and not file.left_behind:
+                self._move_on(index, self._files.index(successor), now_s)
+        return budget, at_end, False
+
     def _read_file(self, file: _OpenFile, budget: int, now_s: float, lines: list[bytes]) -> tuple[int, bool]:
         """Read one file on; return the budget that is left, and whether its end was seen."""
         try:
-            self._look_at_file(file, now_s)
-            while budget > 0:
-                chunk = os.pread(file.descriptor, min(budget, _READ_BYTES), file.position)
+            if self._look_at_file(file, now_s):
+                return budget, False
+            while (size := self._allowed(file, budget)) > 0:
+                chunk = file.read_on(size)
                 file.failed = False
+                if chunk is None:
+                    if self._start_over(file, now_s):
+                        return budget, False
+                    continue
                 if not chunk:
                     return budget, True
                 budget -= len(chunk)
-                file.position += len(chunk)
                 file.quiet_since_s = now_s
-                self._read_bytes += len(chunk)
+                self._totals.read_bytes += len(chunk)
                 lines += file.splitter.feed(chunk)
                 if not chunk.strip(b"\0"):
-                    self._pass_over_hole(file)
+                    # A hole can be gigabytes long: it is counted without being read, where its end is known.
+                    self._totals.nul_bytes += file.skip_hole()
         except OSError as error:
             file.failed = True
+            file.seen_size = max(file.seen_size, file.found[0])
             if not file.left_behind:
                 self._set_state(FollowState.UNREADABLE, _describe(self._path, error))
         return budget, False
 
-    def _pass_over_hole(self, file: _OpenFile) -> None:
-        """A hole can be gigabytes long; where the file system knows its end, it is counted without being read."""
-        try:
-            data_at = os.lseek(file.descriptor, file.position, os.SEEK_DATA)
-        except OSError:
-            # No data follows (yet), or the file system can't tell.
-            return
-        self._nul_bytes += data_at - file.position
-        file.position = data_at
+    def _allowed(self, file: _OpenFile, budget: int) -> int:
+        """How much to read of it at once. A read doesn't go beyond the past."""
+        size = min(budget, _READ_BYTES)
+        if self._past is not None and self._past[0] is file:
+            left = self._past[1] - file.position
+            if left <= 0:
+                self._past = None
+            size = min(size, left)
+        return size
 
-    def _look_at_file(self, file: _OpenFile, now_s: float) -> None:
-        """Notice that a file was truncated or deleted."""
-        about = os.fstat(file.descriptor)
-        if about.st_size < file.position:
-            self._truncations += 1
-            # The line begun goes too: nobody knows what stood between it and what comes now.
-            self._lost_bytes += file.splitter.reset() + max(0, file.seen_size - file.position)
-            file.position = 0
-        file.seen_size = about.st_size
+    def _look_at_file(self, file: _OpenFile, now_s: float) -> bool:
+        """Notice that a file was deleted, or became shorter. True if a copy of what it held is to be read before."""
+        about = file.handle.about()
         if about.st_nlink == 0 and not file.deleted:
             file.deleted = True
             file.quiet_since_s = now_s
+        copied = False
+        if file.handle.is_packed:
+            return copied
+        if about.st_size < file.seen_size:
+            if about.st_size >= FINGERPRINT_BYTES == len(file.head) and file.has_head():
+                self._cut(file, about.st_size)
+            else:
+                copied = self._start_over(file, now_s)
+        file.found = about.st_size, about.st_mtime_ns
+        return copied
+
+    def _cut(self, file: _OpenFile, size: int) -> None:
+        """The end of the file is gone, what is left of it is as it was."""
+        self._totals.truncations += 1
+        self._totals.lost_bytes += file.seen_size - max(size, file.position)
+        if size < file.position:
+            # Nobody knows what stood between the line begun and what comes now.
+            self._totals.lost_bytes += file.splitter.reset() + self._unwrapper.reset()
+            file.go_to(size)
+        file.seen_size = size
+
+    def _start_over(self, file: _OpenFile, now_s: float) -> bool:
+        """The file was truncated: what it holds now is new. What it held may have been copied first: then True, and the
+        copy is read before."""
+        self._totals.truncations += 1
+        self._past = None
+        copy = None if file.left_behind or file.handle.is_packed else self._copy_of(file, now_s)
+        if copy is None:
+            self._totals.lost_bytes += file.seen_size - file.position + file.splitter.reset()
+            if not file.left_behind:
+                self._totals.lost_bytes += self._unwrapper.reset()
+            file.start_over()
+            return False
+        if not copy.handle.is_packed:
+            self._totals.lost_bytes += max(0, file.seen_size - copy.position - copy.unread_bytes())
+        copy.splitter, file.splitter = file.splitter, copy.splitter
+        file.start_over()
+        index = self._files.index(file)
+        self._files.insert(index, copy)
+        self._open_later(index + 1, copy.log, copy.identity, copy.mtime_ns(), (), now_s)
+        return True
+
+    def _copy_of(self, file: _OpenFile, now_s: float) -> _OpenFile | None:
+        held = {one.identity for one in self._files}
+        return _find_copy(file.mark(), held, now_s)
 
     def _move_on(self, old: int, new: int, now_s: float) -> None:
         """The stream goes on in a newer file.
@@ -294,14 +558,13 @@ class FileFollower:
     def _close_what_is_done(self, now_s: float) -> None:
         for file in list(self._files):
             if _is_done(file, now_s):
-                self._lost_bytes += file.splitter.reset() + max(0, file.seen_size - file.position)
+                self._totals.lost_bytes += file.splitter.reset() + max(0, file.seen_size - file.position)
                 self._close(file)
 
     def _close(self, file: _OpenFile) -> None:
         self._files.remove(file)
-        os.close(file.descriptor)
-        self._overlong_lines += file.splitter.overlong_lines
-        self._nul_bytes += file.splitter.nul_bytes
+        file.handle.close()
+        self._totals.nul_bytes += file.splitter.nul_bytes
 
 
 def _is_done(file: _OpenFile, now_s: float) -> bool:
@@ -311,26 +574,98 @@ def _is_done(file: _OpenFile, now_s: float) -> bool:
     return file.deleted and quiet_s > DELETED_HOLD_S
 
 
-def _open_regular(path: Path) -> tuple[int, FileIdentity]:
-    """Open a regular file for reading; raises OSError."""
-    # O_NONBLOCK: what is there may have become a FIFO since it was looked at, and opening one waits for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+def _is_stale(file: _OpenFile, at_path: os.stat_result) -> bool:
+    return not file.handle.is_packed and file.handle.about().st_size < at_path.st_size
+
+
+def _at_path(path: Path) -> set[FileIdentity]:
+    """Which file is there, if any."""
     try:
-        return descriptor, _regular_identity(os.fstat(descriptor))
+        return {identity_of(os.stat(path))}
     except OSError:
-        os.close(descriptor)
-        raise
+        return set()
 
 
-def _regular_identity(about: os.stat_result) -> FileIdentity:
-    """Raises OSError for what isn't a regular file."""
-    mode = about.st_mode
-    if stat.S_ISREG(mode):
-        return FileIdentity(about.st_dev, about.st_ino)
-    if stat.S_ISDIR(mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    kind = "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    raise OSError(errno.EINVAL, f"Is {kind}, not a regular file")
+def _later(log: Path, identity: FileIdentity, mtime_ns: int, path: Path) -> list[Sibling]:
+    """What `log` was rotated into after this file, from the oldest to the newest."""
+    if identity in _at_path(log):
+        return []
+    siblings = rotated(log)
+    if str(log) != os.path.realpath(path):
+        # A link leads elsewhere now. What was written last, before it did, may be there still.
+        siblings += [one for one in beside(log) if one.path == log]
+    for index, sibling in enumerate(siblings):
+        if sibling.identity == identity:
+            return siblings[index + 1 :]
+    return [one for one in siblings if one.mtime_ns > mtime_ns]
+
+
+def _is_copy(handle: Handle, file: _OpenFile) -> bool:
+    """Whether it begins as a file does that is held. Raises OSError."""
+    return bool(file.head.strip(b"\0")) and handle.read_at(0, len(file.head)) == file.head
+
+
+def _find(mark: FileMark, path: Path, now_s: float) -> _OpenFile | None:
+    """The file that a mark was made of, or a copy of it, gone to where the mark says."""
+    identity = FileIdentity(mark.device, mark.inode)
+    log = Path(mark.log)
+    places = [log, Path(os.path.realpath(path)), *(one.path for one in beside(log) if one.identity == identity)]
+    for place in dict.fromkeys(places):
+        try:
+            handle = open_handle(place)
+        except OSError:
+            continue
+        if handle.identity == identity and _fits(handle, mark):
+            return _opened(handle, mark, now_s)
+        handle.close()
+    return _find_copy(mark, {identity}, now_s)
+
+
+def _find_copy(mark: FileMark, exclude: set[FileIdentity], now_s: float) -> _OpenFile | None:
+    """A copy among what the log was rotated into, made at the end or later."""
+    # Nothing, or NULs, is how any file may begin: then all must be there that was read, and its end must tell.
+    vague = _is_void(mark.head)
+    if vague and _is_void(mark.tail):
+        return None
+    for sibling in reversed(rotated(Path(mark.log))):
+        # Some that pack keep the time to the second.
+        if sibling.identity in exclude or sibling.mtime_ns < mark.mtime_ns - 1_000_000_000:
+            continue
+        try:
+            handle = open_handle(sibling.path)
+        except OSError:
+            continue
+        if _fits(handle, mark, whole=vague):
+            return _opened(handle, mark, now_s)
+        handle.close()
+    return None
+
+
+def _is_void(fingerprint: Fingerprint) -> bool:
+    return fingerprint == Fingerprint.of(bytes(fingerprint.size))
+
+
+def _fits(handle: Handle, mark: FileMark, *, whole: bool = False) -> bool:
+    """Whether it holds what was read before the mark; if not the `whole`, the beginning: a copy may have been made early."""
+    try:
+        if Fingerprint.of(handle.read_at(0, mark.head.size)) != mark.head:
+            return False
+        tail = handle.read_at(mark.offset - mark.tail.size, mark.tail.size)
+        return Fingerprint.of(tail) == mark.tail or (len(tail) < mark.tail.size and not whole)
+    except OSError:
+        return False
+
+
+def _opened(handle: Handle, mark: FileMark, now_s: float) -> _OpenFile | None:
+    file = _OpenFile(handle, Path(mark.log), now_s)
+    try:
+        file.go_to(mark.offset)
+    except OSError:
+        handle.close()
+        return None
+    file.splitter = LineSplitter(MAX_RECORD_BYTES, mark.splitter)
+    file.left_behind = mark.left_behind
+    return file
 
 
 def _describe(path: Path, error: OSError) -> str:

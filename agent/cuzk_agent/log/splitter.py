@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 DEFAULT_MAX_LINE_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class SplitterState:
+    """The line that has not ended yet."""
+
+    pending: bytes = b""
+    cut: bool = False
+    """It is longer than what is kept of it."""
+    skipping: bool = False
+    """Nothing of it is kept: the stream was entered in its midst."""
 
 
 class LineSplitter:
@@ -15,17 +28,23 @@ class LineSplitter:
 
     __slots__ = ("_cut", "_max", "_pending", "_skipping", "nul_bytes", "overlong_lines")
 
-    def __init__(self, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES) -> None:
+    def __init__(self, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES, state: SplitterState | None = None) -> None:
+        """With the `state` of another, it goes on as that one would."""
         if max_line_bytes < 1:
             raise ValueError(f"max_line_bytes must be at least 1, not {max_line_bytes}")
+        state = state or SplitterState()
         self._max = max_line_bytes
-        self._pending = bytearray()
-        self._cut = False
-        self._skipping = False
+        self._pending = bytearray(state.pending)
+        self._cut = state.cut
+        self._skipping = state.skipping
         self.nul_bytes = 0
         """NUL bytes dropped so far."""
         self.overlong_lines = 0
         """Lines given cut so far."""
+
+    def state(self) -> SplitterState:
+        """From which another can go on."""
+        return SplitterState(bytes(self._pending), self._cut, self._skipping)
 
     @property
     def pending(self) -> bytes:

@@ -1,0 +1,227 @@
+"""Fleet: which prover loses most?"""
+
+from __future__ import annotations
+
+from cuzk_dashboards.kit import (
+    FAULTS,
+    HOST,
+    NOW,
+    RANGE,
+    UP_OR_DOWN,
+    Board,
+    Column,
+    Query,
+    above,
+    below,
+    coloured_text,
+    earning,
+    graph,
+    grid,
+    increase,
+    instance_variable,
+    link,
+    mapped,
+    neutral,
+    number,
+    one_each,
+    rate,
+    restarts,
+    steps,
+    unit_of,
+    width,
+)
+from cuzk_dashboards.palette import BUSY, CAUSES, QUIET
+
+EACH = "instance, source"
+SOURCES = f"max by ({EACH}) (last_over_time(cuzk_agent_source_up{{{HOST}}}[{RANGE}]))"
+"""One series for each prover that was there in the range: also for one whose agent is down."""
+FAULTY = f'{HOST}, cause=~"{FAULTS}"'
+PROVED = f'{HOST}, outcome="proved"'
+NOT_PROVED = f'{HOST}, outcome!="proved"'
+FIRING = f'ALERTS{{{HOST}, alertstate="firing"}}'
+PROVER = (
+    "/d/cuzk-prover?var-datasource=${datasource}&var-instance=${__data.fields.instance}"
+    "&var-source=${__data.fields.source}&${__url_time_range}"
+)
+
+
+def _lost(cause: str) -> Column:
+    selector = f'{HOST}, cause="{cause}"'
+    hours = f"{increase('cuzk_gpu_idle_seconds_total', selector, by=EACH)} / 3600"
+    colours = steps((None, QUIET), (0.005, CAUSES[cause]))
+    return Column(cause, hours, properties=[*unit_of("suffix: h", 2), *coloured_text(colours), width(90)])
+
+
+def board() -> Board:
+    """All provers, worst first."""
+    board = Board(
+        "cuzk-fleet",
+        "cuzk / Fleet",
+        "All provers, worst first: what they lost, what they proved, and what it took. A click on one leads to Prover.",
+        [instance_variable()],
+        restarts(HOST, HOST),
+        since="now-24h",
+    )
+    board.row()
+    board.line(
+        4,
+        number(
+            "Provers read",
+            "Provers whose logs are being read now. If there are fewer than machines: the board Agent says which is "
+            "down.",
+            Query(f"sum(cuzk_agent_source_up{{{HOST}}})"),
+            unit="none",
+            decimals=0,
+        ),
+        number(
+            "Busy when it could be",
+            "The share of the time in which GPUs had a span open, of all in which they could have (without no_work and "
+            "fill), over the range shown; without work it may be empty. The table says who pulls it down.",
+            Query(earning(HOST, RANGE)),
+            unit="percentunit",
+            decimals=1,
+            limits=below(0.7, 0.85),
+            empty="no work",
+        ),
+        number(
+            "Lost to faults",
+            "GPU time that was lost to starvation, blocking and hand-off in the range shown: what better settings "
+            "would give back.",
+            Query(increase("cuzk_gpu_idle_seconds_total", FAULTY)),
+            unit="dtdurations",
+        ),
+        number(
+            "Proofs an hour",
+            "Proofs that succeeded, an hour, on average of the range shown.",
+            Query(f"{rate('cuzk_proof_outcomes_total', PROVED, RANGE)} * 3600"),
+            unit="none",
+            decimals=1,
+        ),
+        number(
+            "Not proved",
+            "Jobs that failed, were abandoned or lost, in the range shown. The table says where.",
+            Query(f"round({increase('cuzk_proof_outcomes_total', NOT_PROVED)})"),
+            unit="none",
+            decimals=0,
+            limits=above(1, 1),
+        ),
+        number(
+            "Alerts firing",
+            "Alerts about these provers that fire now, by Prometheus' own count; while none does it may be empty. "
+            "They are listed at the bottom.",
+            Query(f"count({FIRING})"),
+            unit="none",
+            decimals=0,
+            limits=above(1, 1),
+            empty="none",
+        ),
+    )
+    board.line(
+        12,
+        grid(
+            "Provers, worst first",
+            "One line for each prover: GPU-hours lost to faults, and to each cause, in the range shown; how busy its "
+            "GPUs were when they could be; proofs, and jobs that were not proved; energy for one proof; alerts "
+            "that fire; whether its agent answers. Begin with the first line: a click on it leads to the board "
+            "Prover.",
+            [
+                Column("instance", properties=link("Prover", PROVER)),
+                Column("source", properties=link("Prover", PROVER)),
+                Column(
+                    "lost",
+                    f"{increase('cuzk_gpu_idle_seconds_total', FAULTY, by=EACH)} / 3600",
+                    properties=[*unit_of("suffix: h", 2), width(90)],
+                ),
+                *(_lost(cause) for cause in CAUSES if cause != "no_work"),
+                Column(
+                    "busy",
+                    earning(HOST, RANGE, by=EACH),
+                    properties=[*unit_of("percentunit", 1), *coloured_text(below(0.7, 0.85)), width(80)],
+                ),
+                Column(
+                    "proofs",
+                    f"round({increase('cuzk_proof_outcomes_total', PROVED, by=EACH)})",
+                    properties=[*unit_of("none", 0), width(80)],
+                ),
+                Column(
+                    "not proved",
+                    f"round({increase('cuzk_proof_outcomes_total', NOT_PROVED, by=EACH)})",
+                    properties=[*unit_of("none", 0), *coloured_text(above(1, 1)), width(90)],
+                ),
+                Column(
+                    "energy",
+                    f"{increase('cuzk_proof_energy_joules_sum', HOST, by=EACH)} / "
+                    f"({increase('cuzk_proof_energy_joules_count', HOST, by=EACH)} > 0)",
+                    properties=[*unit_of("joule", 1), width(90)],
+                ),
+                Column(
+                    "alerts",
+                    f"{SOURCES} * 0 + on (instance) group_left () count by (instance) ({FIRING})",
+                    properties=[*unit_of("none", 0), *coloured_text(above(1, 1)), width(90)],
+                ),
+                Column(
+                    "agent",
+                    f"{SOURCES} * 0 + on (instance) group_left () max by (instance) (up{{{HOST}}})",
+                    properties=[*mapped(UP_OR_DOWN), *coloured_text(neutral()), width(70)],
+                ),
+            ],
+            sort="lost",
+        ),
+        widths=(24,),
+    )
+    board.row("Over time")
+    board.line(
+        9,
+        graph(
+            "Lost to faults by prover",
+            "GPUs that were starved, blocked or waited for the hand-off. One that rises while the others do not has "
+            "a fault of its own; all at once: something that they share.",
+            Query(f"sum by ({EACH}) (rate(cuzk_gpu_idle_seconds_total{{{FAULTY}}}[{NOW}]))", "{{instance}} {{source}}"),
+            unit="suffix: GPUs",
+            decimals=2,
+            stacked=True,
+        ),
+        graph(
+            "What the fleet's GPUs did",
+            "How many GPUs were busy, and how many were idle for what cause. Grey is room for more work; orange, red "
+            "and purple are room that you already pay for.",
+            Query(rate("cuzk_gpu_logged_busy_seconds_total", HOST), "busy"),
+            *one_each("cause", CAUSES, f"sum(rate(cuzk_gpu_idle_seconds_total{{{HOST}, LABEL}}[{NOW}]))"),
+            unit="suffix: GPUs",
+            decimals=2,
+            stacked=True,
+            colours={**BUSY, **CAUSES},
+        ),
+    )
+    board.line(
+        9,
+        graph(
+            "Proofs in an hour, by prover",
+            "Proofs that succeeded in the hour before. Compare machines of one kind; a fall here that is not one of "
+            "demand is a regression.",
+            Query(
+                f"sum by ({EACH}) (increase(cuzk_proof_outcomes_total{{{PROVED}}}[1h]))",
+                "{{instance}} {{source}}",
+            ),
+            unit="none",
+        ),
+        grid(
+            "Alerts that fire",
+            "What Prometheus holds against these provers now; while nothing fires it may be empty. Each alert links "
+            "to its runbook in Alertmanager.",
+            [
+                Column("severity"),
+                Column("alertname"),
+                Column("instance"),
+                Column("source"),
+                Column("gpu"),
+                Column(
+                    "n",
+                    f"count by (severity, alertname, instance, source, gpu) ({FIRING})",
+                    hidden=True,
+                ),
+            ],
+            empty="nothing fires",
+        ),
+    )
+    return board

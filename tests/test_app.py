@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from conftest import FakeClock
 from cuzk_agent import app
 from cuzk_agent.app import STUCK_S, Agent
+from cuzk_agent.clock import system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
 from cuzk_agent.demo.daemon import Prover
+from cuzk_agent.demo.scenario import SCENARIOS
 from cuzk_agent.log.files import FileFollower
+from cuzk_agent.report.analyze import Options, analyze
 from cuzk_agent.server import ListenError, UnavailableError
 from cuzk_agent.timeline.pipeline import Pipeline
 
@@ -266,3 +270,30 @@ def test_the_demo_ends_its_prover(temporary: Path, monkeypatch: pytest.MonkeyPat
     assert ended == ["cuzk.log"]
     assert list(temporary.iterdir()) == []
     assert "prover" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_run_is_recorded_for_analyze(tmp_path: Path) -> None:
+    log, recording = tmp_path / "cuzk.log", tmp_path / "cuzk.nvml.jsonl"
+    log.touch()
+    ended = threading.Event()
+    prover = Prover(SCENARIOS["bound"], seed=1, speed=50, clock=system_clock())
+    proving = threading.Thread(target=prover.run, args=[log], kwargs={"stop": ended.is_set, "sleep": ended.wait})
+    kill = threading.Timer(5.0, os.kill, (os.getpid(), signal.SIGTERM))
+
+    def on_start(_: Agent) -> None:
+        proving.start()
+        kill.start()
+
+    recorded = replace(config(log), gpu_record=recording)
+    try:
+        assert app.run(recorded, on_start=on_start, nvml=prover.nvml) == 0
+    finally:
+        ended.set()
+        proving.join()
+    report, fault = analyze([str(log)], Options(recordings={"0": str(recording)}))
+    assert fault is None
+    (engine,) = report.engines
+    chip = engine.gpus["0"].chip
+    assert chip is not None
+    assert 3000 < chip.sampled_ms < 6000
+    assert 0 < chip.span_busy_ms <= chip.busy_ms <= chip.sampled_ms

@@ -111,7 +111,7 @@ def test_check_config_prints_what_run_would_use(
         'listen = "127.0.0.1:9822"\nfrom = "end"\nlog_level = "info"\n\n'
         '[[source]]\nname = "cuzk"\npath = "/var/log/é.log"\n\n'
         '[timeline]\nsilence_limit = "5m"\nrolling_window = "10m"\nage_limit = "90m"\n\n'
-        "[gpu]\npcie_throughput = false\nmap = {}\n"
+        '[gpu]\npcie_throughput = false\nrecord = ""\nmap = {}\n'
     )
     file = tmp_path / "printed.toml"
     file.write_text(printed, encoding="utf-8")

@@ -67,6 +67,8 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ('timeline.rolling_window = "1.5h"', {"rolling_window_s": 5400}),
         ('timeline.age_limit = "auto"', {}),
         ('timeline.age_limit = "45m"', {"age_limit_s": 2700}),
+        ('gpu.record = "x.nvml.jsonl"', {"gpu_record": Path("x.nvml.jsonl")}),
+        ('gpu.record = ""', {}),
     ],
 )
 def test_a_file(file: Path, text: str, changes: Mapping[str, Any]) -> None:
@@ -93,6 +95,8 @@ def test_the_sources_of_a_file(file: Path) -> None:
         ("CUZK_AGENT_ROLLING_WINDOW", "10s", {"rolling_window_s": 10}),
         ("CUZK_AGENT_AGE_LIMIT", "1s", {"age_limit_s": 1}),
         ("CUZK_AGENT_AGE_LIMIT", "auto", {}),
+        ("CUZK_AGENT_GPU_RECORD", "/tmp/x.nvml.jsonl", {"gpu_record": Path("/tmp/x.nvml.jsonl")}),
+        ("CUZK_AGENT_GPU_RECORD", "", {}),
         ("CUZK_AGENT_LOG", "a=/a:/b/c.log", {"sources": (SourceConfig("a", Path("/a")), parse_source("/b/c.log"))}),
         ("CUZK_AGENT_LISTEN", "", {}),
         ("CUZK_AGENT_PORT", "tcp://10.0.0.1:9822", {}),
@@ -112,6 +116,8 @@ def test_the_environment(variable: str, value: str, changes: Mapping[str, Any]) 
         ("--listen", "0.0.0.0:80", {"listen": Listen("0.0.0.0", 80)}),
         ("--from", "start", {"start": "start"}),
         ("--log-level", "warning", {"log_level": "warning"}),
+        ("--record-nvml", "x.nvml.jsonl", {"gpu_record": Path("x.nvml.jsonl")}),
+        ("--record-nvml", "", {}),
     ],
 )
 def test_options(option: str, value: str, changes: Mapping[str, Any]) -> None:
@@ -198,6 +204,12 @@ def test_a_source_on_the_command_line(text: str, name: str, path: str) -> None:
         ('timeline.rolling_window = "9s"', "timeline.rolling_window = '9s': expected a duration"),
         ('timeline.age_limit = "Auto"', "timeline.age_limit = 'Auto': expected \"auto\" or a duration"),
         ('timeline.age_limit = "8d"', "timeline.age_limit = '8d': expected \"auto\" or a duration"),
+        ('gpu.record = "/no/x"', "gpu.record = '/no/x': expected the path of a file, in a folder that exists"),
+        ('gpu.record = "/etc"', "gpu.record = '/etc': expected the path of a file"),
+        ('gpu.record = "/etc/passwd/x"', "gpu.record = '/etc/passwd/x': expected the path of a file"),
+        ('gpu.record = "x\\u0000"', r"gpu.record = 'x\x00': expected the path of a file"),
+        (f'gpu.record = "/{"x" * 300}/x"', "gpu.record = '/xxx"),
+        ("gpu.record = true", "gpu.record = True: expected the path of a file"),
         ("timeline = 5", "timeline = 5: expected a table [timeline]"),
         ("[[timeline]]", "timeline = [{}]: expected a table [timeline]"),
         ("lisen = 1", "lisen is not a setting: expected listen"),
@@ -264,6 +276,7 @@ def test_wrong_sources(file: Path, text: str, message: str) -> None:
         ({"CUZK_AGENT_AGE_LIMIT": "5"}, "environment: CUZK_AGENT_AGE_LIMIT = '5': expected \"auto\" or a duration"),
         ({"CUZK_AGENT_LOG": "a=/a:b="}, "environment: CUZK_AGENT_LOG = 'b=': expected the path of a log file"),
         ({"CUZK_AGENT_LOG": "/a/l:/b/l"}, 'environment: /a/l and /b/l are both named "l": expected a name of its own'),
+        ({"CUZK_AGENT_GPU_RECORD": "/no/x"}, "environment: CUZK_AGENT_GPU_RECORD = '/no/x': expected the path of a"),
         ({"CUZK_AGENT_LISTN": "x"}, "environment: CUZK_AGENT_LISTN is not a setting: expected CUZK_AGENT_LISTEN"),
         ({"CUZK_AGENT_LOGS": "x"}, "environment: CUZK_AGENT_LOGS is not a setting: expected CUZK_AGENT_LOG"),
         ({"CUZK_AGENT_CONFIG": "/nowhere/x.toml"}, "/nowhere/x.toml: cannot be read: No such file or directory"),
@@ -282,6 +295,7 @@ def test_a_wrong_environment(environ: Mapping[str, str], message: str) -> None:
         ([], {"--listen": "x"}, "command line: --listen = 'x': expected HOST:PORT"),
         ([], {"--from": "0"}, 'command line: --from = \'0\': expected "end" or "start"'),
         ([], {"--log-level": "INFO"}, "command line: --log-level = 'INFO': expected \"debug\" or "),
+        ([], {"--record-nvml": "/no/x"}, "command line: --record-nvml = '/no/x': expected the path of a file, in a f"),
         ([""], {}, "command line: --log = '': expected the path of a log file"),
         (["a="], {}, "command line: --log = 'a=': expected the path of a log file"),
         (["/x/\udcff.log"], {}, "command line: --log = '/x/\\udcff.log': expected a name for this source"),
@@ -332,6 +346,7 @@ CONFIGS = st.builds(
     rolling_window_s=SECONDS,
     age_limit_s=st.none() | SECONDS,
     pcie_throughput=st.booleans(),
+    gpu_record=st.none() | NAMES.map(lambda name: Path("/", name[:32].replace("/", "") + ".jsonl")),
     gpu_map=st.dictionaries(
         st.integers(0, 999).map(str),
         st.from_regex(r"\A(GPU-[0-9a-f]{8}|0000:[0-9a-f]{2}:[0-9a-f]{2}\.0)\Z"),

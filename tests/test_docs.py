@@ -139,7 +139,7 @@ def test_the_settings_are_all_there_are() -> None:
     expected = {}
     for variable, setting in config._VARIABLES.items():
         shown = setting.show(getattr(defaults, setting.field))
-        default = "empty" if shown == {} else "false" if shown is False else shown
+        default = "false" if shown is False else shown or "empty"
         where = [name for name, settings in config._TABLES.items() if setting in settings]
         expected[variable] = (".".join([*where, setting.key]), options.get(setting, ""), default)
     assert documented == expected

@@ -99,6 +99,7 @@ class Agent:
             {source.name: partial(environment_of_writer, source.path) for source in config.sources},
             gpu_map=config.gpu_map,
             pcie=config.pcie_throughput,
+            record=config.gpu_record,
             lib=nvml,
         )
         self._sources = [_Source(source, config, clock, self._gpus.fact) for source in config.sources]

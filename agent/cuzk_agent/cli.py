@@ -235,7 +235,12 @@ def _serve(work: Callable[[], int]) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Config:
-    options = {"--listen": arguments.listen, "--from": arguments.start, "--log-level": arguments.log_level}
+    options = {
+        "--listen": arguments.listen,
+        "--from": arguments.start,
+        "--log-level": arguments.log_level,
+        "--record-nvml": arguments.record_nvml,
+    }
     return load(
         file=arguments.config,
         logs=arguments.log,
@@ -290,6 +295,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where to begin in a log that is not known yet (end)",
     )
     configured.add_argument("--log-level", metavar="debug|info|warning|error", help="of the agent's own log (info)")
+    configured.add_argument(
+        "--record-nvml",
+        metavar="FILE",
+        help="also keep what NVML says, for `analyze --nvml`; of several GPUs in FILE.gpuN",
+    )
     add("run", _run, "follow logs and serve metrics", parents=[configured])
     add("check-config", _check_config, "print the effective configuration, or what is wrong", parents=[configured])
 

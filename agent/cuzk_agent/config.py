@@ -15,6 +15,7 @@
 
     [gpu]
     pcie_throughput = false
+    record = "/var/tmp/cuzk.nvml.jsonl"
     map = { "0" = "GPU-8d3a7c1e-…", "1" = "00000000:2A:00.0" }
 
 The variable of a setting is its key in capitals after CUZK_AGENT_ (CUZK_AGENT_SILENCE_LIMIT), of one in [gpu] after
@@ -89,6 +90,8 @@ class Config:
     its kind, and at least 10 minutes."""
     pcie_throughput: bool = False
     """Also ask NVML for the traffic over PCIe: it blocks for 20 ms a direction and GPU, each cycle."""
+    gpu_record: Path | None = None
+    """Where to keep what NVML says, as JSON lines; with several GPUs, the pattern of the files' names."""
     gpu_map: Mapping[str, str] = field(default_factory=dict)
     """The GPU that the daemons mean by an ordinal, as UUID or PCI bus id. Empty: the daemon's environment tells, if
     it can be read, or else NVML's order is taken for the daemon's."""
@@ -158,6 +161,7 @@ def parse_source(value: object) -> SourceConfig:
 
 _UNITS_S: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _PATH_EXPECTED: Final = "the path of a log file"
+_RECORD_EXPECTED: Final = "the path of a file, in a folder that exists"
 _GPU_MAP_EXPECTED: Final = "the UUID (GPU-…) or PCI bus id (00000000:2A:00.0) of a GPU for each ordinal of the daemon"
 _DEVICE: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}|([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 
@@ -198,6 +202,22 @@ def _parse_switch(value: object) -> bool:
     if value in ("true", "false"):
         return value == "true"
     raise ValueError("true or false")
+
+
+def _parse_record(value: object) -> Path | None:
+    if value == "":
+        return None
+    try:
+        path = _parse_path(value)
+        if path.parent.is_dir() and not path.is_dir():
+            return path
+    except (OSError, ValueError):
+        pass
+    raise ValueError(_RECORD_EXPECTED)
+
+
+def _show_record(path: Path | None) -> str:
+    return "" if path is None else str(path)
 
 
 def _parse_gpu_map(value: object) -> dict[str, str]:
@@ -262,8 +282,10 @@ _TIMELINE: Final = (
     _Setting("rolling_window_s", "rolling_window", partial(_duration, least_s=10), _show_duration),
     _Setting("age_limit_s", "age_limit", _parse_age_limit, _show_age_limit),
 )
+_RECORD: Final = _Setting("gpu_record", "record", _parse_record, _show_record)
 _GPU: Final = (
     _Setting("pcie_throughput", "pcie_throughput", _parse_switch, bool),
+    _RECORD,
     _Setting("gpu_map", "map", _parse_gpu_map, dict),
 )
 _TABLES: Final = {"timeline": _TIMELINE, "gpu": _GPU}
@@ -272,7 +294,10 @@ _VARIABLES: Final = {
     **{_PREFIX + setting.key.upper(): setting for setting in (*_TOP, *_TIMELINE)},
     **{f"{_PREFIX}GPU_{setting.key.upper()}": setting for setting in _GPU},
 }
-_OPTIONS: Final = {"--" + setting.key.replace("_", "-"): setting for setting in _TOP}
+_OPTIONS: Final = {
+    **{"--" + setting.key.replace("_", "-"): setting for setting in _TOP},
+    "--record-nvml": _RECORD,
+}
 _DOTTED_BY_KEY: Final = {
     **{setting.key: setting.key for setting in _TOP},
     **{setting.key: f"{table}.{setting.key}" for table, settings in _TABLES.items() for setting in settings},

@@ -48,6 +48,7 @@ def test_bounds(text: str, bound: Bound) -> None:
         ("a.jsonl", ("0", "a.jsonl")),
         ("gpu3/x.gpu1.jsonl", ("1", "gpu3/x.gpu1.jsonl")),
         ("x.gpu00.jsonl", ("0", "x.gpu00.jsonl")),
+        ("x.gpunvml1.jsonl", ("nvml1", "x.gpunvml1.jsonl")),
         ("2=x.gpu1.jsonl", ("2", "x.gpu1.jsonl")),
         ("a=b.jsonl", ("0", "a=b.jsonl")),
     ],

@@ -15,6 +15,7 @@ from pathlib import Path
 from cuzk_agent.demo.lines import Printer
 from cuzk_agent.demo.model import Model
 from cuzk_agent.gpu.fake import FakeGpu, FakeNvml, Simulated
+from cuzk_agent.gpu.record import recording_paths
 
 
 class Activity(Enum):
@@ -183,9 +184,8 @@ class _SteppedClock:
 
 
 def nvml_paths(path: Path, gpus: int) -> list[Path]:
-    """The files of `write_nvml`: with several GPUs `.gpuN` comes into the name."""
-    stem, dot, rest = path.name.partition(".")
-    return [path.with_name(f"{stem}.gpu{gpu}{dot}{rest}") for gpu in range(gpus)] if gpus > 1 else [path]
+    """The files of `write_nvml`."""
+    return list(recording_paths(path, [str(gpu) for gpu in range(gpus)]).values())
 
 
 def write_nvml(path: Path, chips: Chips, start_unix_s: float, end_unix_s: float) -> list[Path]:

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from cuzk_agent.clock import Clock
 from cuzk_agent.gpu.nvml import THROTTLE_REASONS, CallError, Device, Nvml, same_gpu
+from cuzk_agent.gpu.record import Heard, Recorder
 from cuzk_agent.gpu.samples import BusyMeter, BusySample, PowerMeter, PowerSample
 from cuzk_agent.gpu.state import (
     DeviceInfo,
@@ -189,16 +190,19 @@ class Sampler:
         lib: Any = None,
         labels: Mapping[str, str] | None = None,
         account: Account | None = None,
+        recorder: Recorder | None = None,
         cycle_s: float = CYCLE_S,
         pcie: bool = False,
     ) -> None:
         """`lib`: what to use as `pynvml`, itself if not given. `labels`: for each of the daemon's ordinals the GPU that
         it means, as UUID (its beginning will do), PCI bus id or NVML index; GPUs not named there are labelled with
-        their NVML index. `pcie`: read PCIe traffic too, which takes 40 ms of each cycle and GPU."""
+        their NVML index. `recorder`: keeps what is read, until `run` ends. `pcie`: read PCIe traffic too, which takes
+        40 ms of each cycle and GPU."""
         self._clock = clock
         self._nvml = Nvml(clock, lib)
         self._labels = dict(labels or {})
         self._account: Account = account or NoAccount()
+        self._recorder = recorder
         self._cycle_s = cycle_s
         self._pcie = pcie
         self._gpus: dict[str, _Gpu] = {}
@@ -230,6 +234,8 @@ class Sampler:
                 due_s = max(due_s + self._cycle_s, now_s)
                 wait(due_s - now_s)
         finally:
+            if self._recorder is not None:
+                self._recorder.close()
             self.close()
 
     def close(self) -> None:
@@ -328,7 +334,10 @@ class Sampler:
             self._watch(gpu)
         for key in self._gpus.keys() - {one.key for one in listed}:
             self._gpus[key].fell(NvmlState.LOST, "the driver does not list it any more")
-        self._account.devices([gpu.label for gpu in self._gpus.values()])
+        gpus = [gpu.label for gpu in self._gpus.values()]
+        self._account.devices(gpus)
+        if self._recorder is not None:
+            self._recorder.devices(gpus)
 
     def _identify(self, index: int, driver_version: str | None) -> _Listed | None:
         try:
@@ -383,10 +392,12 @@ class Sampler:
             self._sample_power(gpu, reading)
             self._read_rest(gpu, reading)
         except CallError as error:
+            self._record(gpu, reading, Readings())
             if error.driver_gone:
                 raise
             gpu.fell(NvmlState.LOST, str(error))
             return
+        self._record(gpu, reading, gpu.readings)
         if reading.error is not None and not reading.succeeded:
             gpu.fell(NvmlState.ERROR, str(reading.error))
         else:
@@ -395,14 +406,22 @@ class Sampler:
     def _sample_busy(self, gpu: _Gpu, reading: _Reading) -> None:
         if self._cycles % _BUSY_EVERY == 0 or not gpu.sampled_seconds:
             ring, known = reading.of(self._nvml.ring, gpu.device, "NVML_GPU_UTILIZATION_SAMPLES")
+            now = self._now()
             # A ring that can't be read is as good as an empty one, for as long.
-            self._tell_busy(gpu, gpu.busy.ring(ring if known else [], *self._now()))
+            self._tell_busy(gpu, gpu.busy.ring(ring if known else [], *now))
+            reading.heard = Heard(*now, gpu.busy.reader.fresh if gpu.busy.ring_supported else None, None)
         elif gpu.busy.method is Method.SAMPLES:
             return
         if gpu.busy.wants_poll:
             percent, known = reading.of(self._nvml.utilization_percent, gpu.device)
             if known:
-                self._tell_busy(gpu, gpu.busy.poll(percent, *self._now()))
+                now = self._now()
+                self._tell_busy(gpu, gpu.busy.poll(percent, *now))
+                reading.heard = Heard(*now, reading.heard.samples if reading.heard else None, percent)
+
+    def _record(self, gpu: _Gpu, reading: _Reading, readings: Readings) -> None:
+        if self._recorder is not None and reading.heard is not None:
+            self._recorder.record(gpu.label, reading.heard, readings)
 
     def _tell_busy(self, gpu: _Gpu, samples: Iterable[BusySample]) -> None:
         for sample in samples:
@@ -554,6 +573,7 @@ class _Reading:
     def __init__(self) -> None:
         self.succeeded = False
         self.error: CallError | None = None
+        self.heard: Heard | None = None
 
     def of(self, call: Callable[..., T | None], *args: object) -> tuple[T | None, bool]:
         """What a call returned, None if it is not supported; and whether it returned. Raises if the GPU is lost."""

@@ -91,6 +91,8 @@ class RingReader:
     """Samples that could not be used: no time, or no value."""
     resyncs: int = 0
     """How often the time stamps went back."""
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    """What was new in the last read, as the driver gave it, in the order of time."""
     _begun: bool = False
     _newest_us: int = 0
     _seen: dict[int, None] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class RingReader:
                     fresh.append(stamp)
                 else:
                     self.dropped += 1
+        self.fresh = [(stamp, values[stamp]) for stamp in fresh]
         self._learn(stamps)
         if fresh and fresh[-1] < self._newest_us:
             self.resyncs += 1

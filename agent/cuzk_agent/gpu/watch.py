@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from cuzk_agent.clock import Clock
 from cuzk_agent.gpu.energy import GpuCorrelation
 from cuzk_agent.gpu.mapping import CudaEnvironment, names, ordinals
+from cuzk_agent.gpu.record import Recorder
 from cuzk_agent.gpu.sampler import Sampler, as_seen, is_named
 from cuzk_agent.gpu.state import NvmlView
 from cuzk_agent.timeline.facts import Fact, SpanTime
@@ -33,10 +35,12 @@ class GpuWatch:
         *,
         gpu_map: Mapping[str, str],
         pcie: bool,
+        record: Path | None = None,
         lib: Any = None,
     ) -> None:
         """`environments` looks for the daemon's environment, for each source. `gpu_map` says which GPU the daemons mean
-        by an ordinal; where it is empty, their environments do. `lib` is used as `pynvml`, itself if not given."""
+        by an ordinal; where it is empty, their environments do. `record` is where to keep what NVML says, or nowhere.
+        `lib` is used as `pynvml`, itself if not given."""
         self._clock = clock
         self._environments = environments
         self._gpu_map = gpu_map
@@ -46,7 +50,8 @@ class GpuWatch:
         self._account = _Account(environments, self._take_facts)
         self._look()
         labels = names(gpu_map, self._found).devices
-        self._sampler = Sampler(clock, lib=lib, labels=labels, account=self._account, pcie=pcie)
+        recorder = None if record is None else Recorder(record)
+        self._sampler = Sampler(clock, lib=lib, labels=labels, account=self._account, recorder=recorder, pcie=pcie)
 
     def fact(self, source: str, fact: Fact) -> None:
         """Something settled in the log of a source."""

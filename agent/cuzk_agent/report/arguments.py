@@ -49,5 +49,5 @@ def parse_recording(text: str) -> tuple[str, str]:
     gpu, equals, path = text.partition("=")
     if equals and re.fullmatch(r"[0-9]{1,4}|unknown", gpu):
         return gpu, path
-    named = re.search(r"gpu[-_.]?([0-9]{1,4})", Path(text).name)
+    named = re.search(r"gpu[-_.]?((?:nvml)*[0-9]{1,4})", Path(text).name)
     return (named[1].lstrip("0") or "0") if named else "0", text

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cuzk_agent.gpu.correlation import Correlator
 from cuzk_agent.gpu.samples import BusyMeter, BusySample
+from cuzk_agent.gpu.state import Method
 from cuzk_agent.report.inputs import InputError, Tally, read_lines
 from cuzk_agent.report.model import Chip
 from cuzk_agent.timeline.facts import Fact, Settled
@@ -49,8 +50,10 @@ class Recording:
                 ring_seen = ring_seen or raw is not None
                 if raw is not None or not ring_seen:
                     yield from meter.ring(raw, unix_s, monotonic_s)
-                    if percent is not None and meter.wants_poll:
-                        yield from meter.poll(percent, unix_s, monotonic_s)
+                elif meter.method is Method.SAMPLES:
+                    continue
+                if percent is not None and meter.wants_poll:
+                    yield from meter.poll(percent, unix_s, monotonic_s)
 
 
 def _record(line: bytes) -> tuple[float, float, Sequence[tuple[int, int]] | None, int | None] | None:

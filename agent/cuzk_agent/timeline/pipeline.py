@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from cuzk_agent.timeline.state import (
     Stage,
     TimelineState,
 )
-from cuzk_agent.timeline.tally import Counters, HistogramTally
+from cuzk_agent.timeline.tally import Counters, HistogramTally, Numbers
 from cuzk_agent.timeline.units import Job, Unit
 from cuzk_agent.windows import Rolling, RollingWindow
 
@@ -75,7 +74,7 @@ class Pipeline:
         self._on_gap, self._on_job, self._on_stop = on_gap, on_job, on_stop
         self._on_latency = on_latency
         self._tell = on_fact
-        self._numbers = itertools.count()
+        self._numbers = Numbers()
         self._parser = LineParser()
         self._listeners = Listeners(
             self._gap,
@@ -300,10 +299,14 @@ class Pipeline:
 
     # --- engines -----------------------------------------------------------------------------------------------
 
+    def new_engine(self, start_ms: int) -> Engine:
+        """An engine that tells this pipeline what it does, though its lines are not being read."""
+        return Engine(start_ms, self._counters, self._limits, self._listeners, self._numbers)
+
     def _begin(self, start_ms: int) -> Engine:
         before = self.engine
         self._stop()
-        engine = Engine(start_ms, self._counters, self._limits, self._listeners, self._numbers)
+        engine = self.new_engine(start_ms)
         engine.settings.update(self._startup)
         if before is not None:
             engine.ledger.learn(start_ms, jobs_announced=before.ledger.jobs_announced)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Self
 
 from cuzk_agent.timeline.state import Exemplar, Histogram, LatencyBasis, ProofOutcome, UnitOutcome
 
@@ -28,15 +29,30 @@ WAIT_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120,
 PROOF_BOUNDS = (1, 2, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600)
 
 
+@dataclass(slots=True)
+class Numbers:
+    """0, 1, 2 …, for ever."""
+
+    given: int = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        self.given += 1
+        return self.given - 1
+
+
 class HistogramTally:
     """A histogram with one writer; `freeze` gives the published value."""
 
-    __slots__ = ("_sum_micros", "bounds", "counts", "exemplars")
+    __slots__ = ("bounds", "counts", "exemplars", "sum_micros")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        self._sum_micros = 0
+        self.sum_micros = 0
+        """In whole millionths: sums of floats would drift."""
         self.exemplars: list[Exemplar | None] = [None] * (len(bounds) + 1)
 
     def observe(self, seconds: float, exemplar: Exemplar | None = None) -> None:
@@ -44,14 +60,13 @@ class HistogramTally:
         seconds = max(seconds, 0.0)
         bucket = bisect_left(self.bounds, seconds)
         self.counts[bucket] += 1
-        # In whole millionths: sums of floats would drift.
-        self._sum_micros += round(seconds * 1e6)
+        self.sum_micros += round(seconds * 1e6)
         if exemplar is not None:
             self.exemplars[bucket] = exemplar
 
     @property
     def sum_seconds(self) -> float:
-        return self._sum_micros / 1e6
+        return self.sum_micros / 1e6
 
     @property
     def count(self) -> int:
@@ -62,7 +77,7 @@ class HistogramTally:
         for bucket, count in enumerate(other.counts):
             self.counts[bucket] += count
             self.exemplars[bucket] = other.exemplars[bucket] or self.exemplars[bucket]
-        self._sum_micros += other._sum_micros
+        self.sum_micros += other.sum_micros
 
     def freeze(self) -> Histogram:
         """The present value, independent of what is observed later."""

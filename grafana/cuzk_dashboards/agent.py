@@ -46,7 +46,7 @@ def board() -> Board:
     board.line(
         4,
         number(
-            "Agents down",
+            "Down",
             "Agents that Prometheus can't scrape now; it also counts one that is still reading a backlog, which "
             "answers 503. Look at the service on that machine.",
             Query(f"sum((up{{{HOST}}} == bool 0) {OURS})"),
@@ -55,7 +55,7 @@ def board() -> Board:
             limits=above(1, 1),
         ),
         number(
-            "Sources not read",
+            "Not read",
             "Logs that can't be followed now. missing: the path is wrong, or the daemon has not started; unreadable: "
             "the agent's user may not read it.",
             Query(f"sum(cuzk_agent_source_up{{{LOG}}} == bool 0)"),
@@ -90,7 +90,7 @@ def board() -> Board:
             limits=above(1, 1),
         ),
         number(
-            "Lines not understood",
+            "Unclear",
             "Lines cut apart by other output that could not be put together, and lines of an unknown shape, in the "
             "range shown. More than one in ten thousand: the daemon was updated, or writes to its log from several "
             "processes.",

@@ -55,7 +55,7 @@ def board() -> Board:
     board.line(
         4,
         number(
-            "Chip busy",
+            "Busy",
             f"The share of the time in which kernels ran, over the range shown; {DRIVERLESS}. Low while spans are "
             "open: see occupancy.",
             Query(
@@ -66,7 +66,7 @@ def board() -> Board:
             decimals=1,
         ),
         number(
-            "Span occupancy",
+            "Occupancy",
             "How much of the time with open spans the chip worked, over the range shown; without spans or driver it "
             "may be empty. Below two thirds, spans are mostly waits: for locks, for the CPU, for memory. A second "
             "worker on the GPU fills them.",
@@ -79,7 +79,7 @@ def board() -> Board:
             limits=below(0.5, 0.65),
         ),
         number(
-            "Unlogged busy",
+            "Unlogged",
             f"The share of the time in which the chip was busy outside all spans, over the range shown; {DRIVERLESS}. "
             "Somebody else is on the GPU: the panel of processes says how many, nvidia-smi says who.",
             Query(
@@ -103,14 +103,14 @@ def board() -> Board:
             limits=below(0.8, 0.95),
         ),
         number(
-            "Power now",
+            "Power",
             f"What all GPUs shown draw now; {DRIVERLESS}.",
             Query(f"sum(cuzk_gpu_power_watts{{{CHIP}}})"),
             unit="watt",
             decimals=0,
         ),
         number(
-            "XID and ECC errors",
+            "XID, ECC",
             f"XID errors, and memory errors that could not be corrected, in the range shown; {DRIVERLESS}. Any is a "
             "reason to look at the kernel's log; one that repeats, to take the GPU out.",
             Query(f"round({increase('cuzk_gpu_xid_errors_total', CHIP)})", "XID"),
@@ -144,6 +144,8 @@ def board() -> Board:
             Query(_by_gpu("cuzk_gpu_span_busy_seconds_total", "cuzk_gpu_span_sampled_seconds_total", GPU, GPU), EACH),
             unit="percentunit",
             maximum=1,
+            smallest_step="1m",
+            sparse=True,
         ),
     )
     board.row("Power and energy")
@@ -271,16 +273,16 @@ def board() -> Board:
                 Column("model"),
                 Column("driver_version"),
                 Column("pci_bus_id"),
+                Column(
+                    "last XID",
+                    f"max by ({BY_GPU}) (cuzk_gpu_xid_last_timestamp_seconds{{{CHIP}}}) * 1000",
+                    properties=unit_of("dateTimeAsIso"),
+                ),
                 Column("uuid", properties=[width(340)]),
                 Column(
                     "known",
                     f"max by ({BY_GPU}, model, driver_version, pci_bus_id, uuid) (cuzk_gpu_info{{{CHIP}}})",
                     hidden=True,
-                ),
-                Column(
-                    "last XID",
-                    f"max by ({BY_GPU}) (cuzk_gpu_xid_last_timestamp_seconds{{{CHIP}}}) * 1000",
-                    properties=unit_of("dateTimeAsIso"),
                 ),
             ],
         ),

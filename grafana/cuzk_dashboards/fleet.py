@@ -66,7 +66,7 @@ def board() -> Board:
     board.line(
         4,
         number(
-            "Provers read",
+            "Provers",
             "Provers whose logs are being read now. If there are fewer than machines: the board Agent says which is "
             "down.",
             Query(f"sum(cuzk_agent_source_up{{{HOST}}})"),
@@ -74,7 +74,7 @@ def board() -> Board:
             decimals=0,
         ),
         number(
-            "Busy when it could be",
+            "Earning",
             "The share of the time in which GPUs had a span open, of all in which they could have (without no_work and "
             "fill), over the range shown; without work it may be empty. The table says who pulls it down.",
             Query(earning(HOST, RANGE)),
@@ -84,14 +84,14 @@ def board() -> Board:
             empty="no work",
         ),
         number(
-            "Lost to faults",
+            "Lost",
             "GPU time that was lost to starvation, blocking and hand-off in the range shown: what better settings "
             "would give back.",
             Query(increase("cuzk_gpu_idle_seconds_total", FAULTY)),
             unit="dtdurations",
         ),
         number(
-            "Proofs an hour",
+            "Proofs/h",
             "Proofs that succeeded, an hour, on average of the range shown.",
             Query(f"{rate('cuzk_proof_outcomes_total', PROVED, RANGE)} * 3600"),
             unit="none",
@@ -106,7 +106,7 @@ def board() -> Board:
             limits=above(1, 1),
         ),
         number(
-            "Alerts firing",
+            "Alerts",
             "Alerts about these provers that fire now, by Prometheus' own count; while none does it may be empty. "
             "They are listed at the bottom.",
             Query(f"count({FIRING})"),

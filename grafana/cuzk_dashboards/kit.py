@@ -195,7 +195,7 @@ def graph(
         .unit(unit)
         .min(0)
         .color_scheme(_scheme(d.FieldColorModeId.PALETTE_CLASSIC))
-        .line_width(1 if stacked else 2 if colours else 1)
+        .line_width(0 if stacked else 2 if colours else 1)
         .fill_opacity(70 if stacked else 0)
         .show_points(c.VisibilityMode.NEVER if stacked or bars else c.VisibilityMode.AUTO)
         .point_size(4)
@@ -211,7 +211,7 @@ def graph(
     if decimals is not None:
         panel.decimals(decimals)
     if stacked or bars:
-        panel.stacking(common.StackingConfig().mode(c.StackingMode.NORMAL).group("A"))
+        panel.stacking(common.StackingConfig().mode(c.StackingMode.NORMAL).group("A")).axis_soft_max(0.1)
     if bars:
         # With a step of at least a minute, the windows overlap by one scrape: each event is in one bar.
         panel.draw_style(c.GraphDrawStyle.BARS).fill_opacity(80).line_width(0).interval(smallest_step or "1m")
@@ -320,7 +320,8 @@ def bars(
         .display_mode(c.BarGaugeDisplayMode.BASIC)
         .value_mode(c.BarGaugeValueMode.COLOR)
         .show_unfilled(True)
-        .text(common.VizTextDisplayOptions().title_size(14).value_size(16))
+        .name_placement(c.BarGaugeNamePlacement.TOP)
+        .text(common.VizTextDisplayOptions().title_size(13).value_size(16))
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
         .no_value(empty)
     )

@@ -57,7 +57,7 @@ def board() -> Board:
     board.line(
         4,
         number(
-            "Busy when it could be",
+            "Earning",
             "The share of the time in which the GPUs had a span open, of all in which they could have: without "
             "no_work, and without fill, the latency of single proofs. Over the range shown; without work it may be "
             "empty. What is missing was lost: the panel below and the board Why idle say to what. A small machine is "
@@ -81,7 +81,7 @@ def board() -> Board:
             decimals=1,
         ),
         number(
-            "Proofs an hour",
+            "Proofs/h",
             "Proofs that succeeded, an hour, over the range shown. If it falls, look for what the GPUs lost.",
             Query(f"{rate('cuzk_proof_outcomes_total', PROVED, RANGE)} * 3600"),
             unit="none",
@@ -97,7 +97,7 @@ def board() -> Board:
             limits=above(1, 1),
         ),
         number(
-            "Energy a proof",
+            "Energy",
             "What the GPUs took for a proof, on average of all kinds in the range shown; without a proof or without "
             "NVML it may be empty. It rises with waste and with a chip that waits within spans.",
             Query(
@@ -108,7 +108,7 @@ def board() -> Board:
             decimals=1,
         ),
         number(
-            "Silent with work",
+            "Silent",
             "How long the most silent prover has written nothing although it has work, now. Synthesis is silent for "
             "half a minute; after a quarter of an hour the daemon hangs or is dead: look at its process, and at its "
             "log's last line.",

@@ -162,6 +162,7 @@ def board() -> Board:
             unit="suffix: units/s",
             colours={"synthesis finishes": "#56B4E9", "GPUs take": GOOD, "GPUs could take": "#D9D9D9"},
             dashed="/could/",
+            smallest_step="2m",
             sparse=True,
             decimals=2,
             calcs=("mean",),

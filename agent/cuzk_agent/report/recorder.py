@@ -20,7 +20,7 @@ from cuzk_agent.timeline.pipeline import Pipeline
 from cuzk_agent.timeline.state import Cause, Stage, UnitOutcome
 from cuzk_agent.timeline.units import Job, Unit
 
-WORKERS_MAX = 4096
+_WORKERS_MAX = 4096
 """A worker of a higher number is none of a real daemon: those are shown as one."""
 _APART_MS = 1000
 """Between engines of which nobody knows how long one came after the other."""
@@ -340,7 +340,7 @@ class _EngineRecorder:
             flight.in_synth = self._synth_lanes.take(), at_ms
         elif track.rank is Rank.GPU:
             gpu, worker = track.gpu or UNKNOWN_GPU, flight.unit.worker
-            worker = worker if worker is not None and worker < WORKERS_MAX else None
+            worker = worker if worker is not None and worker < _WORKERS_MAX else None
             lane = self._worker_lanes.setdefault((gpu, worker), Lanes()).take()
             flight.on_gpu = gpu, worker, lane, at_ms
             self.spans += 1

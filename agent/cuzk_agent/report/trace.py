@@ -18,7 +18,6 @@ from cuzk_agent.report.inputs import STDIN, InputError, Progress, expand
 from cuzk_agent.report.nvml import Recording
 from cuzk_agent.report.palette import BUSY, CAUSES, CHIP, FAILED, SYNTH
 from cuzk_agent.report.recorder import (
-    WORKERS_MAX,
     ChipBusy,
     Counts,
     EngineBegun,
@@ -37,12 +36,13 @@ from cuzk_agent.timeline.ledger import Gap
 from cuzk_agent.timeline.state import ProofOutcome, Stage, UnitOutcome
 from cuzk_agent.timeline.units import Job, Unit
 
-_FIRST_TRACK = 1_000_001
-"""Numbers of tracks ("threads") are above all of engines ("processes"): viewers take a track of the same number as its
-process for that process's main thread."""
-_LANES = 16
-_GPU_ORDERS = 2 * WORKERS_MAX * _LANES
-_SYNTH_ORDER = 1 << 24
+_ENGINE_TRACKS = 1 << 17
+"""Numbers of tracks ("threads") that an engine has for itself. They are above all numbers of engines ("processes"):
+viewers take a track of the same number as its process for that process's main thread. And they are in the order in
+which tracks are to stand: Perfetto goes by nothing else."""
+_GPU_TRACKS, _WORKER_TRACKS = 512, 8
+_UNKNOWN_GPU = 64
+_SYNTH_TRACKS = 1 << 16
 
 _COUNTERS = {Stage.READY: "ready queue", Stage.SYNTH: "in synthesis", Stage.WAITING: "waiting"}
 
@@ -121,8 +121,8 @@ class ChromeTrace:
         out.write(f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[')
         self._pid = 0
         self._base_ms = 0
-        self._next_track = _FIRST_TRACK
         self._tracks: dict[str, int] = {}
+        self._taken: set[int] = set()
         self._counts: dict[Stage, int] = {}
         self._chips: dict[str, float] = {}
         """Until when the chip of a GPU has a value."""
@@ -144,7 +144,7 @@ class ChromeTrace:
                 if job.outcome in (ProofOutcome.FAILED, ProofOutcome.LOST):
                     self._instant(f"job {job.outcome.value}: {printable(job.job_id)}", at_ms, _about(job))
             case Idle(gpu, cause, start_ms, end_ms):
-                track = self._track(f"GPU {gpu} idle", _gpu_order(gpu) + 1)
+                track = self._track(f"GPU {gpu} idle", _gpu_place(gpu) + 1)
                 self._slice(track, cause.value, "idle", start_ms, end_ms, {}, CAUSES[cause].chrome)
             case Gap():
                 self._gap(event)
@@ -157,8 +157,9 @@ class ChromeTrace:
 
     def _engine(self, begun: EngineBegun) -> None:
         self._pid, self._base_ms = begun.number, begun.base_ms
-        self._tracks, self._counts, self._chips = {}, {}, {}
-        self._process("process_name", name=f"engine {begun.number}")
+        self._tracks, self._taken, self._counts, self._chips = {}, set(), {}, {}
+        # Viewers show its number behind the name.
+        self._process("process_name", name="engine")
         self._process("process_sort_index", sort_index=begun.number)
         when: dict[str, Any] = {"clock_ms": begun.start_ms}
         if begun.start_unix_s is not None:
@@ -170,7 +171,7 @@ class ChromeTrace:
         if over.stopped:
             self._count(over.at_ms, dict.fromkeys(self._counts, 0))
         for gpu, until_ms in self._chips.items():
-            self._put("C", f"GPU {gpu} chip busy %", until_ms, args={"busy": 0})
+            self._put("C", f"GPU {gpu} chip", until_ms, args={"busy %": 0})
         settings = {name: printable(value) for name, value in over.settings.items()}
         self._instant("engine ends" if over.stopped else "log ends", over.at_ms, settings)
 
@@ -186,7 +187,7 @@ class ChromeTrace:
         flow = {"bind_id": f"{over.number:#x}"} if synth is not None and span is not None else {}
         bad = over.outcome in (UnitOutcome.FAILED, UnitOutcome.LOST)
         if synth is not None:
-            track = self._track(f"synthesis {synth.lane}", _SYNTH_ORDER + synth.lane)
+            track = self._track(f"synthesis {synth.lane + 1}", _SYNTH_TRACKS + synth.lane)
             colour = FAILED if bad and span is None else SYNTH
             leaving = {**flow, "flow_out": True} if flow else {}
             self._slice(track, name, "synth", synth.start_ms, synth.end_ms, args, colour.chrome, **leaving)
@@ -201,8 +202,8 @@ class ChromeTrace:
     ) -> None:
         worker, lane = span.worker, span.stay.lane
         track_name = f"GPU {span.gpu} worker {'?' if worker is None else worker}" + (f" ({lane + 1})" if lane else "")
-        order = (WORKERS_MAX if worker is None else worker) * _LANES + min(lane, _LANES - 1)
-        track = self._track(track_name, _gpu_order(span.gpu) + 2 + order)
+        place = (0 if worker is None else worker) * _WORKER_TRACKS + min(lane, _WORKER_TRACKS - 1)
+        track = self._track(track_name, _gpu_place(span.gpu) + 2 + min(place, _GPU_TRACKS - 3))
         start_ms, end_ms = span.stay.start_ms, span.stay.end_ms
         args = {**args, "ready_wait_ms": _between(unit.ready_ms, unit.picked_up_ms)}
         args["handoff_ms"] = _between(unit.picked_up_ms, unit.start_ms)
@@ -219,7 +220,7 @@ class ChromeTrace:
             "job_before": printable(gap.job_before),
             "job_after": printable(gap.job_after),
         }
-        track = self._track(f"GPU {gap.gpu} gaps", _gpu_order(gap.gpu))
+        track = self._track(f"GPU {gap.gpu} gaps", _gpu_place(gap.gpu))
         self._slice(track, gap.cause.value, "gap", gap.start_ms, gap.end_ms, args, CAUSES[gap.cause].chrome)
 
     def _slice(
@@ -247,26 +248,28 @@ class ChromeTrace:
                 self._put("C", name, at_ms, args={"units": count})
 
     def _chip(self, busy: ChipBusy) -> None:
-        name = f"GPU {busy.gpu} chip busy %"
+        name = f"GPU {busy.gpu} chip"
         until_ms = self._chips.get(busy.gpu)
         if until_ms is not None and busy.start_ms - until_ms > 1:
             # A counter has no way to say that there is no sample.
-            self._put("C", name, until_ms, args={"busy": 0})
+            self._put("C", name, until_ms, args={"busy %": 0})
         self._chips[busy.gpu] = busy.end_ms
-        self._put("C", name, busy.start_ms, args={"busy": round(busy.busy_fraction * 100, 1)})
+        self._put("C", name, busy.start_ms, args={"busy %": round(busy.busy_fraction * 100, 1)})
 
     def _instant(self, name: str, at_ms: float, args: Mapping[str, Any]) -> None:
         self._put("i", name, at_ms, self._track("events", 0), s="t", args=args)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _track(self, name: str, order: int) -> int:
+    def _track(self, name: str, place: int) -> int:
         track = self._tracks.get(name)
         if track is None:
-            track = self._tracks[name] = self._next_track
-            self._next_track += 1
+            while place in self._taken:
+                place += 1
+            self._taken.add(place)
+            track = self._tracks[name] = self._pid * _ENGINE_TRACKS + place
             self._put("M", "thread_name", None, track, args={"name": name})
-            self._put("M", "thread_sort_index", None, track, args={"sort_index": order})
+            self._put("M", "thread_sort_index", None, track, args={"sort_index": place})
         return track
 
     def _put(self, phase: str, name: str, at_ms: float | None, track: int = 0, **more: Any) -> None:
@@ -277,8 +280,8 @@ class ChromeTrace:
         self._separator = ",\n"
 
 
-def _gpu_order(gpu: str) -> int:
-    return _GPU_ORDERS * (int(gpu) if gpu.isdecimal() else 64) + 1
+def _gpu_place(gpu: str) -> int:
+    return _GPU_TRACKS * (int(gpu) if gpu.isdecimal() else _UNKNOWN_GPU) + 1
 
 
 def _name(unit: Unit) -> str:

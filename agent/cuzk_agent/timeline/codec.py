@@ -16,9 +16,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum, IntEnum, StrEnum
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+MAX_SHARED: Final = 1 << 20
+"""Objects of one class that are read back: more than there ever are."""
+_NEW: Final = -1
 _SIMPLE: Final = (bool, int, float, str, types.NoneType)
 
 
@@ -31,19 +35,22 @@ class Writer:
         self.earlier = memo or {}
         self.memo: dict[int, tuple[Any, str]] = {}
         """What unchanging objects are stored as, by their ids, with themselves: then the ids stay theirs."""
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int, int | None] = {id(None): None}
 
-    def numbers_of(self, kind: type, values: Iterable[Any]) -> list[int | None]:
+    def numbers_of(self, kind: type, values: list[Any]) -> list[int | None]:
         """The numbers of shared objects of one class; None for None."""
-        numbers, found = self._numbers, []
-        met = self.met.setdefault(kind, [])
-        for value in values:
-            number = None if value is None else numbers.get(id(value))
-            if number is None and value is not None:
-                # Whoever is in `met` stays alive, and keeps its id.
-                number = numbers[id(value)] = len(met)
-                met.append(value)
-            found.append(number)
+        numbers = self._numbers
+        found = list(map(numbers.get, map(id, values), repeat(_NEW)))
+        if _NEW in found:
+            met = self.met.setdefault(kind, [])
+            for at, value in enumerate(values):
+                if found[at] == _NEW:
+                    # Whoever is in `met` stays alive, and keeps its id. It may come twice in one column.
+                    number = numbers.get(id(value))
+                    if number is None:
+                        number = numbers[id(value)] = len(met)
+                        met.append(value)
+                    found[at] = number
         return found
 
 
@@ -325,7 +332,8 @@ class Schema(NamedTuple):
                 done[kind] += len(values)
                 for column, more in zip(columns[kind], self.shared[kind].columns(values, writer), strict=True):
                     column += more
-        return {"roots": stored, "shared": {kind.__name__: [done[kind], *columns[kind]] for kind in self.shared}}
+        tables = {kind.__name__: [done[kind], *map(_shortened, columns[kind])] for kind in self.shared}
+        return {"roots": stored, "shared": tables}
 
     def fill(self, stored: Any, roots: Iterable[Any]) -> None:
         """Gives objects that are there back what was stored, each before the next is asked for. Raises ValueError for
@@ -334,9 +342,10 @@ class Schema(NamedTuple):
         tables = _named(_named(stored, ("roots", "shared"))["shared"], [kind.__name__ for kind in self.shared])
         columns: dict[type, list[list[Any]]] = {}
         for kind, form in self.shared.items():
-            count, *columns[kind] = _list(tables[kind.__name__], len(form.forms) + 1)
-            if type(count) is not int or any(len(_list(column)) != count for column in columns[kind]):
-                raise ValueError("columns differ in length")
+            count, *shortened = _list(tables[kind.__name__], len(form.forms) + 1)
+            if type(count) is not int or not 0 <= count <= MAX_SHARED:
+                raise ValueError("expected how many there are")
+            columns[kind] = [_lengthened(_list(column), count) for column in shortened]
             reader.made[kind] = [object.__new__(kind) for _ in range(count)]
         for kind, form in self.shared.items():
             for (name, one), column in zip(form.forms.items(), columns[kind], strict=True):
@@ -433,6 +442,19 @@ def _list(stored: Any, length: int | None = None) -> list[Any]:
     if type(stored) is not list or (length is not None and len(stored) != length):
         raise ValueError(f"expected a list{'' if length is None else f' of {length}'}")
     return stored
+
+
+def _shortened(column: list[Any]) -> list[Any]:
+    """One value for a column that has no other: most of what has ended is the same in most ways."""
+    return column[:1] if column and column.count(column[0]) == len(column) else column
+
+
+def _lengthened(column: list[Any], count: int) -> list[Any]:
+    if len(column) == 1:
+        return column * count
+    if len(column) != count:
+        raise ValueError("columns differ in length")
+    return column
 
 
 def _named(stored: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -416,6 +416,7 @@ class Ledger:
             self._on_span_end(track, at_ms)
             job = track.job
             share_ms = account.share_clock_ms - track.share_mark_ms
+            track.share_mark_ms = 0.0
             job.busy_ms[account.gpu] = job.busy_ms.get(account.gpu, 0.0) + share_ms
             if job.wasted is not None:
                 account.totals.wasted_ms[job.wasted] += share_ms

@@ -302,6 +302,9 @@ class FileFollower:
             # Whatever comes to the path from now on is new.
             self._skip_existing = False
             if self._files:
+                # It may have come and gone since the last look.
+                newest = self._files[-1]
+                self._open_later(len(self._files), newest.log, newest.identity, newest.mtime_ns(), (), now_s)
                 self._set_state(FollowState.FOLLOWING, f"{self._path}: gone; still reading the file that was there")
             else:
                 self._set_state(FollowState.MISSING, _describe(self._path, error))
@@ -532,7 +535,7 @@ class FileFollower:
             return False
         if not copy.handle.is_packed:
             self._totals.lost_bytes += max(0, file.seen_size - copy.position - copy.unread_bytes())
-        copy.splitter, file.splitter = file.splitter, copy.splitter
+        copy.splitter, file.splitter = file.splitter, LineSplitter(MAX_RECORD_BYTES)
         file.start_over()
         index = self._files.index(file)
         self._files.insert(index, copy)
@@ -646,7 +649,7 @@ def _is_void(fingerprint: Fingerprint) -> bool:
 
 
 def _fits(handle: Handle, mark: FileMark, *, whole: bool = False) -> bool:
-    """Whether it holds what was read before the mark; if not the `whole`, the beginning: a copy may have been made early."""
+    """Whether it holds what was read before the mark: the `whole`, or as much as was there when it was copied."""
     try:
         if Fingerprint.of(handle.read_at(0, mark.head.size)) != mark.head:
             return False

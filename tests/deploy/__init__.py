@@ -1,0 +1,1 @@
+"""The alerts, on what the agent showed."""

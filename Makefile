@@ -1,5 +1,6 @@
 # make test    all that must hold before a change goes in; a bare Debian or Ubuntu is first given what it lacks
 # make demo    the agent on a simulated prover and GPU
+# make dashboards  grafana/dashboards/, from the programs that draw them
 # make format  the layout that `make test` asks for
 # make clean   back to the sources
 
@@ -13,7 +14,7 @@ INSTALLED := .venv/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: test demo format clean prometheus
+.PHONY: test demo dashboards format clean prometheus
 
 test: $(INSTALLED) prometheus
 	$(BIN)/ruff check
@@ -24,13 +25,16 @@ test: $(INSTALLED) prometheus
 demo: $(INSTALLED)
 	$(BIN)/cuzk-agent demo
 
+dashboards: $(INSTALLED)
+	PYTHONPATH=grafana $(BIN)/python -m cuzk_dashboards
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find agent tests -name __pycache__ -prune -exec rm -rf {} +
+	find agent tests grafana -name __pycache__ -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements-test.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'

@@ -107,8 +107,9 @@ def board() -> Board:
     board.line(
         8,
         states(
-            "Sources",
-            "Whether each log is followed, and why not. It reads again by itself once the cause is gone.",
+            "Followed",
+            "Whether each log is followed, and why not (of which it may be empty). It reads again by itself once the "
+            "cause is gone.",
             Query(f"cuzk_agent_source_up{{{LOG}}}", EACH),
             Query(f'(cuzk_agent_source_state{{{LOG}, state!="following"}} == 1) - 1', f"{EACH}: {{{{state}}}}"),
         ),
@@ -138,8 +139,8 @@ def board() -> Board:
         graph(
             "Lines that gave trouble",
             "Late events (moved to the end of what was settled), torn lines that were put together (harmless) or "
-            "lost, and lines that could not be understood. Late ones make busy and idle a little wrong; a slow disk "
-            "or a remote log causes them.",
+            "lost, and lines that could not be understood (of which it may be empty). Late ones make busy and idle a "
+            "little wrong; a slow disk or a remote log causes them.",
             Query(f"round(sum(increase(cuzk_agent_late_events_total{{{LOG}}}[{NOW}])))", "late"),
             Query(
                 f"round(sum by (outcome) (increase(cuzk_agent_torn_lines_total{{{LOG}}}[{NOW}])))", "torn, {{outcome}}"
@@ -162,8 +163,8 @@ def board() -> Board:
         ),
         graph(
             "Rotations and truncations",
-            "Of the logs, with NUL bytes that a truncating writer leaves behind. A truncation loses what was not "
-            "read yet; rotate by renaming instead.",
+            "Of the logs, with NUL bytes that a truncating writer leaves behind (of which it may be empty). A "
+            "truncation loses what was not read yet; rotate by renaming instead.",
             Query(f"round(sum(increase(cuzk_agent_rotations_total{{{LOG}}}[{NOW}])))", "rotations"),
             Query(f"round(sum(increase(cuzk_agent_truncations_total{{{LOG}}}[{NOW}])))", "truncations"),
             Query(f"sum(increase(cuzk_agent_nul_bytes_total{{{LOG}}}[{NOW}])) > 0", "NUL bytes"),

@@ -75,8 +75,8 @@ def board() -> Board:
         ),
         number(
             "Earning",
-            "The share of the time in which GPUs had a span open, of all in which they could have (without no_work and "
-            "fill), over the range shown; without work it may be empty. The table says who pulls it down.",
+            "The share of the time in which GPUs had a span open, of all in which they could have (without no_work "
+            "and fill), over the range shown; without work it may be empty. The table says who pulls it down.",
             Query(earning(HOST, RANGE)),
             unit="percentunit",
             decimals=1,
@@ -121,9 +121,8 @@ def board() -> Board:
         grid(
             "Provers, worst first",
             "One line for each prover: GPU-hours lost to faults, and to each cause, in the range shown; how busy its "
-            "GPUs were when they could be; proofs, and jobs that were not proved; energy for one proof; alerts "
-            "that fire; whether its agent answers. Begin with the first line: a click on it leads to the board "
-            "Prover.",
+            "GPUs were when they could be; proofs, and jobs that were not proved; energy for one proof; alerts that "
+            "fire; whether its agent answers. Begin with the first line: a click on it leads to the board Prover.",
             [
                 Column("instance", properties=link("Prover", PROVER)),
                 Column("source", properties=link("Prover", PROVER)),

@@ -186,8 +186,8 @@ def board() -> Board:
         ),
         graph(
             "Gaps an hour by cause",
-            "How many gaps closed, by the cause of their largest share. Many short ones: each hand-off costs. Few "
-            "long ones: synthesis pauses.",
+            "How many gaps closed, by the cause of their largest share; of unknown it may be empty. Many short ones: "
+            "each hand-off costs. Few long ones: synthesis pauses.",
             *one_each("cause", WITH_WORK, f"sum(rate(cuzk_gpu_gap_seconds_count{{{GPU}, LABEL}}[{NOW}])) * 3600"),
             unit="none",
             stacked=True,

@@ -421,7 +421,8 @@ class FileFollower:
         if not position.files:
             return
         mark = position.files[-1]
-        log, identity, mtime_ns = Path(mark.log), FileIdentity(mark.device, mark.inode), mark.mtime_ns
+        # What has its inode now is another file, or has other content.
+        log, identity, mtime_ns = Path(mark.log), FileIdentity(0, 0), mark.mtime_ns
         if self._files:
             newest = self._files[-1]
             log, identity, mtime_ns = newest.log, newest.identity, newest.mtime_ns()

@@ -289,6 +289,22 @@ class Ledger:
             self._apply(heapq.heappop(self._edges)[2], self.frontier_ms)
         self._finished = True
 
+    def count_from_here(self) -> None:
+        """The account begins at the frontier, with what is open there."""
+        self.start_ms = self.frontier_ms
+        self.late = 0
+        for account in (*self.accounts.values(), self._untouched):
+            account.totals = GpuTotals()
+            account.share_clock_ms = 0.0
+            for track in account.open:
+                track.share_mark_ms = 0.0
+                track.job.busy_ms.clear()
+            if account.gap is not None:
+                account.gap = OpenGap(self.frontier_ms, account.gap.job_before, {})
+        for *_, edge in self._edges:
+            if isinstance(edge, _Waste):
+                edge.job.busy_ms.clear()
+
     @property
     def crowded(self) -> bool:
         """More edges wait than a daemon can make in the time that is not settled yet."""
@@ -301,7 +317,7 @@ class Ledger:
 
     def open_gap(self, account: GpuAccount) -> dict[Cause, int] | None:
         """The account's open gap by cause, all 0 while a span is open, None before the first span."""
-        if not account.totals.spans:
+        if account.gap is None and not account.open:
             return None
         shares = dict.fromkeys(Cause, 0)
         if account.gap is not None:

@@ -50,6 +50,12 @@ class LineParser:
         self._torn.close()
         return out
 
+    def count_from_here(self) -> None:
+        """The totals begin at 0; what is unfinished goes on."""
+        torn = self._torn
+        torn.recovered = torn.lost = 0
+        torn.unparsed.clear()
+
     def stats(self) -> ParseStats:
         """Totals so far."""
         torn = self._torn

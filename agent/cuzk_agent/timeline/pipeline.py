@@ -34,6 +34,8 @@ _BACK_MS = 5000
 """An offset further back than this, and the next one too, is a new engine: disorder is a matter of milliseconds."""
 _AHEAD_MS = 1000
 """A time further ahead of the agent's own clock is wrong: that clock may be behind by as long as a read took."""
+_BOOT_S = 10.0
+"""An engine that seems to have started this long before the machine did."""
 _OFFSET = "offset"
 """The reason under which events with an offset that no neighbour shares are counted."""
 _MAX_HELD = 64
@@ -94,6 +96,8 @@ class Pipeline:
         """Lines that came before any engine was seen."""
         self._fresh = False
         """The daemon's process has started: the next engine is seen from its beginning."""
+        self._over = False
+        """The daemon's process is gone; what it wrote before is still being read."""
         self._startup: dict[str, str] = {}
         self._held: list[LogLine] = []
         self._held_ms = 0
@@ -136,6 +140,9 @@ class Pipeline:
         elapsed_s = monotonic_s - self._settled_monotonic_s if self._settled_monotonic_s is not None else 0.0
         self._settled_monotonic_s = monotonic_s
         self._unix_minus_monotonic_s = unix_s - monotonic_s
+        if self._over:
+            self._stop()
+            self._over, self._fresh = False, True
         engine = self.engine
         self._now_ms = engine.now_ms(monotonic_s, unix_s) if engine else None
         if engine is None or engine.stopped:
@@ -164,6 +171,37 @@ class Pipeline:
             self.engine.settle_all()
             self._tell_settled(self.engine, None)
             self._window_now_s = max(self._window_now_s, self._window_base_s + self.engine.frontier_ms / 1000)
+
+    def count_from_here(self, monotonic_s: float, unix_s: float) -> None:
+        """What was fed so far, all that had been written by now, only told what is in flight: it is not counted."""
+        self.settle(monotonic_s, unix_s)
+        engine = self.engine
+        start_ms = None if engine is None else engine.anchor.start_unix_ms
+        if start_ms is None or start_ms / 1000 < unix_s - monotonic_s - _BOOT_S:
+            # Nobody knows what its clock shows now, or the machine was started after it: the next line begins anew.
+            self.engine = engine = None
+            self._held = []
+        if engine is not None:
+            engine.ledger.count_from_here()
+            engine.units.count_from_here()
+            engine.kernel.phases = {}
+        self._parser.count_from_here()
+        self._counters.count_from_here()
+        self._events = dict.fromkeys(self._events, 0)
+        self._misplaced = self._late = 0
+        self._engines = 0 if engine is None else 1
+        self._past, self._phases, self._kernel_ms = {}, {}, {}
+        for window in (self._synth_window, *self._gap_windows.values()):
+            window.total_count, window.total_sum_seconds = 0, 0.0
+
+    def rebooted(self) -> None:
+        """The machine was started anew since the last line was fed: the monotonic clock is another one, and the engine
+        is gone, though it may have written more than was read."""
+        self._settled_monotonic_s = self._now_ms = self._arrival = None
+        self._over = True
+        if self.engine is not None:
+            self.engine.start_monotonic_s = None
+            self.engine.arrivals_live = False
 
     # --- lines -------------------------------------------------------------------------------------------------
 
@@ -197,12 +235,13 @@ class Pipeline:
         match line.message:
             case "cuzk-daemon starting":
                 self._stop()
-                self._fresh = True
+                self._over, self._fresh = False, True
                 self._early.clear()
                 self._startup = {}
             case "rayon global thread pool configured":
                 self._startup.update(messages.settings_in(line.fields))
             case "starting cuzk engine":
+                self._over = False
                 engine = self._begin(0)
                 engine.anchor.note_start(line.unix_ms)
                 engine.settings.update(messages.settings_in(line.fields))
@@ -267,6 +306,7 @@ class Pipeline:
 
     def _begin_held(self) -> None:
         held, self._held = self._held, []
+        self._over = False
         engine = self._begin(0)
         for line in held:
             self._apply(engine, line, self._offset_ms(engine, line))

@@ -35,6 +35,7 @@ PARTS: Final[dict[type, dict[str, Any]]] = {
         "_engines": int,
         "_early": deque[TracingLine],
         "_fresh": bool,
+        "_over": bool,
         "_startup": dict[str, str],
         "_held": list[LogLine],
         "_held_ms": int,

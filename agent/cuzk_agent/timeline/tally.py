@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 from cuzk_agent.timeline.state import Exemplar, Histogram, LatencyBasis, ProofOutcome, UnitOutcome
@@ -108,3 +108,10 @@ class Counters:
     )
     other_seen: bool = False
     """There was a job whose kind is `other`."""
+
+    def count_from_here(self) -> None:
+        """Everything begins at 0; what is known to exist stays known."""
+        new, known, other_seen = Counters(), dict.fromkeys(self.trouble, 0), self.other_seen
+        for each in fields(self):
+            setattr(self, each.name, getattr(new, each.name))
+        self.trouble, self.other_seen = known, other_seen

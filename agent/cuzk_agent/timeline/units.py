@@ -507,6 +507,11 @@ class Units:
             else:
                 self._close(job, ProofOutcome.ABANDONED, at_ms)
 
+    def count_from_here(self) -> None:
+        """What jobs have taken of the GPUs up to now is not counted."""
+        for job in chain(self._open, self._closed):
+            job.account.busy_ms.clear()
+
     # --- what is in flight -------------------------------------------------------------------------------------
 
     def in_flight(self) -> Iterator[tuple[Stage, int, int | None]]:

@@ -249,6 +249,7 @@ def board() -> Board:
                 "{{call}}: {{error}}",
             ),
             unit="none",
+            empty="no errors",
             bars=True,
             stacked=True,
         ),

@@ -271,12 +271,12 @@ def board() -> Board:
                 Column("instance"),
                 Column("gpu", properties=[width(60)]),
                 Column("model"),
-                Column("driver_version"),
-                Column("pci_bus_id"),
+                Column("driver_version", properties=[width(130)]),
+                Column("pci_bus_id", properties=[width(170)]),
                 Column(
                     "last XID",
                     f"max by ({BY_GPU}) (cuzk_gpu_xid_last_timestamp_seconds{{{CHIP}}}) * 1000",
-                    properties=unit_of("dateTimeAsIso"),
+                    properties=[*unit_of("dateTimeAsIso"), width(180)],
                 ),
                 Column("uuid", properties=[width(340)]),
                 Column(

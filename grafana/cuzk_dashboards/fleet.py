@@ -131,6 +131,11 @@ def board() -> Board:
                     f"{increase('cuzk_gpu_idle_seconds_total', FAULTY, by=EACH)} / 3600",
                     properties=[*unit_of("suffix: h", 2), width(90)],
                 ),
+                Column(
+                    "alerts",
+                    f"{SOURCES} * 0 + on (instance) group_left () count by (instance) ({FIRING})",
+                    properties=[*unit_of("none", 0), *coloured_text(above(1, 1)), width(90)],
+                ),
                 *(_lost(cause) for cause in CAUSES if cause != "no_work"),
                 Column(
                     "busy",
@@ -152,11 +157,6 @@ def board() -> Board:
                     f"{increase('cuzk_proof_energy_joules_sum', HOST, by=EACH)} / "
                     f"({increase('cuzk_proof_energy_joules_count', HOST, by=EACH)} > 0)",
                     properties=[*unit_of("joule", 1), width(90)],
-                ),
-                Column(
-                    "alerts",
-                    f"{SOURCES} * 0 + on (instance) group_left () count by (instance) ({FIRING})",
-                    properties=[*unit_of("none", 0), *coloured_text(above(1, 1)), width(90)],
                 ),
                 Column(
                     "agent",

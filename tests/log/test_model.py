@@ -51,7 +51,7 @@ class World(RuleBasedStateMachine):
         self.copied: set[int] = set()
         """The inodes of files that were copied and truncated while nobody looked."""
         self.known = False
-        """A file of this log, where it is now, has been read once: what others were rotated into is not the reader's."""
+        """A file of this log has been read where it is now: what others were rotated into is not the reader's."""
         self.seen: dict[int, int] = {}
         """The size of each file, by inode, as of the last time that everything was read."""
 

@@ -148,7 +148,9 @@ def docker_record(line: bytes) -> Record | None:
     if not isinstance(value, dict):
         return None
     text, stream, time = value.get("log"), value.get("stream"), value.get("time")
-    if not isinstance(text, str) or stream not in {"stdout", "stderr"} or not isinstance(time, str):
+    if not isinstance(text, str) or not isinstance(stream, str) or not isinstance(time, str):
+        return None
+    if stream not in {"stdout", "stderr"}:
         return None
     unix_s = unix_seconds(time)
     if unix_s is None:

@@ -82,7 +82,7 @@ class JournalPosition:
 
     cursor: str
     """Of the last entry that was read; empty if there was none."""
-    processes: tuple[str, ...]
+    processes: tuple[tuple[str, str, str], ...]
     """Whose lines were read: invocation, program and process id of each."""
     pending: bytes
     """The line that goes on in the next entry."""

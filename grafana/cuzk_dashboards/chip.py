@@ -266,22 +266,29 @@ def board() -> Board:
         grid(
             "GPUs",
             f"What they are; {DRIVERLESS}. Index and bus id are NVML's: gpu.map in the agent's configuration says "
-            "which of them the daemon means by its ordinals.",
+            "which of them the daemon means by its ordinals. The method is where chip-busy seconds come from: "
+            "polling is coarser than samples.",
             [
                 Column("instance"),
                 Column("gpu", properties=[width(60)]),
                 Column("model"),
                 Column("driver_version", properties=[width(130)]),
                 Column("pci_bus_id", properties=[width(170)]),
+                Column("method", properties=[width(100)]),
                 Column(
                     "last XID",
                     f"max by ({BY_GPU}) (cuzk_gpu_xid_last_timestamp_seconds{{{CHIP}}}) * 1000",
                     properties=[*unit_of("dateTimeAsIso"), width(180)],
                 ),
-                Column("uuid", properties=[width(340)]),
+                Column("uuid", properties=[width(370)]),
                 Column(
                     "known",
                     f"max by ({BY_GPU}, model, driver_version, pci_bus_id, uuid) (cuzk_gpu_info{{{CHIP}}})",
+                    hidden=True,
+                ),
+                Column(
+                    "measured",
+                    f"max by ({BY_GPU}, method) (cuzk_gpu_chip_method{{{CHIP}}} == 1)",
                     hidden=True,
                 ),
             ],

@@ -85,10 +85,11 @@ def board() -> Board:
         ),
         number(
             "Lost",
-            "GPU time that was lost to starvation, blocking and hand-off in the range shown: what better settings "
+            "GPU-hours that were lost to starvation, blocking and hand-off in the range shown: what better settings "
             "would give back.",
-            Query(increase("cuzk_gpu_idle_seconds_total", FAULTY)),
-            unit="dtdurations",
+            Query(f"{increase('cuzk_gpu_idle_seconds_total', FAULTY)} / 3600"),
+            unit="suffix: h",
+            decimals=1,
         ),
         number(
             "Proofs/h",
@@ -122,7 +123,8 @@ def board() -> Board:
             "Provers, worst first",
             "One line for each prover: GPU-hours lost to faults, and to each cause, in the range shown; how busy its "
             "GPUs were when they could be; proofs, and jobs that were not proved; energy for one proof; alerts that "
-            "fire; whether its agent answers. Begin with the first line: a click on it leads to the board Prover.",
+            "fire; whether its engine runs, and its agent answers. Begin with the first line: a click on it leads to "
+            "the board Prover.",
             [
                 Column("instance", properties=link("Prover", PROVER)),
                 Column("source", properties=link("Prover", PROVER)),
@@ -138,7 +140,7 @@ def board() -> Board:
                 ),
                 *(_lost(cause) for cause in CAUSES if cause != "no_work"),
                 Column(
-                    "busy",
+                    "earning",
                     earning(HOST, RANGE, by=EACH),
                     properties=[*unit_of("percentunit", 1), *coloured_text(below(0.7, 0.85)), width(80)],
                 ),
@@ -157,6 +159,11 @@ def board() -> Board:
                     f"{increase('cuzk_proof_energy_joules_sum', HOST, by=EACH)} / "
                     f"({increase('cuzk_proof_energy_joules_count', HOST, by=EACH)} > 0)",
                     properties=[*unit_of("joule", 1), width(90)],
+                ),
+                Column(
+                    "engine",
+                    f"max by ({EACH}) (cuzk_engine_running{{{HOST}}})",
+                    properties=[*mapped(UP_OR_DOWN), *coloured_text(neutral()), width(70)],
                 ),
                 Column(
                     "agent",

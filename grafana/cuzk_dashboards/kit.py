@@ -498,7 +498,7 @@ class _Built(Builder[d.AnnotationQuery]):
 def restarts(by_source: str, by_host: str) -> list[_Built]:
     """When a prover, or its agent, was started."""
     engine = f"cuzk_engine_start_timestamp_seconds{{{by_source}}} * 1000"
-    agent = f"process_start_time_seconds{{{by_host}}} * 1000 and on (instance) cuzk_agent_info"
+    agent = f"process_start_time_seconds{{{by_host}}} * 1000 and on (instance, job) cuzk_agent_info"
     return [
         _Built(_Restarts("Prover started", engine, "{{instance}} {{source}}: the prover started", "#AA4499")),
         _Built(_Restarts("Agent started", agent, "{{instance}}: the agent started", QUIET)),

@@ -606,7 +606,8 @@ def _later(log: Path, identity: FileIdentity, mtime_ns: int, path: Path) -> list
 
 def _is_copy(handle: Handle, file: _OpenFile) -> bool:
     """Whether it begins as a file does that is held. Raises OSError."""
-    return bool(file.head.strip(b"\0")) and handle.read_at(0, len(file.head)) == file.head
+    begins = file.handle.read_at(0, FINGERPRINT_BYTES)
+    return bool(begins.strip(b"\0")) and handle.read_at(0, FINGERPRINT_BYTES) == begins
 
 
 def _find(mark: FileMark, path: Path, now_s: float) -> _OpenFile | None:

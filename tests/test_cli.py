@@ -58,13 +58,14 @@ def test_run_runs_the_app_with_the_configuration(set_app: SetApp, tmp_path: Path
     file = tmp_path / "agent.toml"
     file.write_text('from = "start"\n[[source]]\npath = "/f"')
     options = ["--config", str(file), "--log", "/a.log", "--log", "b=/b", "--listen", "[::1]:1", "--log-level", "error"]
-    assert main(["run", *options]) == 7
+    assert main(["run", *options, "--state", "/s"]) == 7
     assert ran == [
         Config(
             sources=(SourceConfig("a", Path("/a.log")), SourceConfig("b", Path("/b"))),
             listen=Listen("::1", 1),
             start="start",
             log_level="error",
+            state=Path("/s"),
         )
     ]
     assert logging.getLogger().level == logging.ERROR
@@ -105,10 +106,12 @@ def test_check_config_prints_what_run_would_use(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUZK_AGENT_AGE_LIMIT", "90m")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/cuzk-agent:/elsewhere")
     assert main(["check-config", "--log", "cuzk=/var/log/é.log"]) == Exit.STOPPED
     printed = capsys.readouterr().out
     assert printed == (
-        'listen = "127.0.0.1:9822"\nfrom = "end"\nlog_level = "info"\n\n'
+        'listen = "127.0.0.1:9822"\nfrom = "end"\nlog_level = "info"\n'
+        'state = "/var/lib/cuzk-agent/agent.state"\n\n'
         '[[source]]\nname = "cuzk"\npath = "/var/log/é.log"\n\n'
         '[timeline]\nsilence_limit = "5m"\nrolling_window = "10m"\nage_limit = "90m"\n\n'
         '[gpu]\npcie_throughput = false\nrecord = ""\nmap = {}\n'

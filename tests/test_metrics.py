@@ -38,6 +38,7 @@ from cuzk_agent.metrics import (
     SourceView,
     prefers_openmetrics,
 )
+from cuzk_agent.snapshot import Keeping, Written
 from cuzk_agent.timeline.state import (
     Boundary,
     Cause,
@@ -285,8 +286,12 @@ NVML = NvmlView(
 )
 
 
+KEEPING = Keeping(writes=240, errors=1, seconds=3.25, last=Written(151_552, 1_764_511_499.75))
+
+
 def agent_state(timeline: TimelineState, read: ReadStats = READ, source: str = "cuzk") -> AgentState:
-    return AgentState({source: SourceView(timeline, read)}, "0.1.0", "3.11.9", nvml=NVML)
+    view = SourceView(timeline, read)
+    return AgentState({source: view}, "0.1.0", "3.11.9", nvml=NVML, keeping=KEEPING)
 
 
 def page(state: AgentState, accept: str | None = None) -> str:
@@ -399,7 +404,7 @@ def test_the_daemons_own_names_are_left_to_it() -> None:
 def test_what_is_known_to_exist_is_born_at_zero() -> None:
     born = agent_state(replace(EMPTY, gpus={"0": EMPTY_GPU}), UNREAD)
     grown = agent_state(replace(FULL, gpus={"0": FULL_GPU}))
-    found = samples(page(replace(born, nvml=None), OPENMETRICS))
+    found = samples(page(replace(born, nvml=None, keeping=Keeping()), OPENMETRICS))
     full = samples(page(replace(grown, nvml=None), OPENMETRICS))
     seen_first_when_measured = {
         "cuzk_timeline_last_event_timestamp_seconds",
@@ -407,6 +412,8 @@ def test_what_is_known_to_exist_is_born_at_zero() -> None:
         "cuzk_clock_anchor_uncertainty_seconds",
         "cuzk_agent_settled_timestamp_seconds",
         "cuzk_agent_read_lag_bytes",
+        "cuzk_agent_state_size_bytes",
+        "cuzk_agent_state_written_timestamp_seconds",
         "cuzk_partition_oldest_age_seconds",
         "cuzk_job_oldest_age_seconds",
         "cuzk_gpu_open_gap_seconds",

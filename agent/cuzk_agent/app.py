@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import platform
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -25,13 +26,16 @@ from cuzk_agent.demo.scenario import SCENARIOS
 from cuzk_agent.gpu.mapping import environment_of_writer
 from cuzk_agent.gpu.watch import GpuWatch
 from cuzk_agent.log.files import FileFollower
+from cuzk_agent.log.position import FilePosition
 from cuzk_agent.log.source import FollowState, ReadStats
 from cuzk_agent.log.waker import Waker
 from cuzk_agent.metrics import AgentState, Exposition, SourceView
 from cuzk_agent.server import Server, UnavailableError, Views
+from cuzk_agent.snapshot import Keeper, Keeping, Memory, Moment, SourceMemory, StateFile, boot_id
 from cuzk_agent.timeline.engine import Limits
 from cuzk_agent.timeline.facts import Fact
 from cuzk_agent.timeline.pipeline import Arrival, Pipeline
+from cuzk_agent.timeline.saved import Saver, load
 from cuzk_agent.timeline.state import GpuState
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,11 @@ PUBLISH_S = 0.1
 """How often the state is published at most: what a scrape shows is at most this much older than what is settled."""
 IDLE_WAIT_S = 0.25
 """How long the logs are left alone when nothing happens: time goes on in them all the same."""
+WARM_UP_BYTES = 8 << 20
+"""So much of a log that is not known yet is read to know what is in flight: some hours of it, and about a second's
+work."""
+KEEP_WAIT_S = 2.0
+"""An answer waits for so long for its state to be kept; then it is of the last one that was."""
 STUCK_S = 30.0
 """The thread that follows the logs is taken for stuck when it has published nothing for so long."""
 
@@ -47,26 +56,67 @@ STUCK_S = 30.0
 class _Source:
     """One followed log with its pipeline."""
 
-    def __init__(self, config: SourceConfig, start: Config, clock: Clock, on_fact: Callable[[str, Fact], None]) -> None:
+    def __init__(
+        self,
+        config: SourceConfig,
+        start: Config,
+        clock: Clock,
+        on_fact: Callable[[str, Fact], None],
+        memory: SourceMemory | None = None,
+        recall: Recall | None = None,
+    ) -> None:
+        """`memory` is what is known of it, `recall` how much of that holds."""
         self.name = config.name
+        self.key = key_of(config)
         self._clock = clock
-        self._follower = FileFollower(config.path, start.start, clock.monotonic_s)
-        self._pipeline = Pipeline(
-            Limits(
-                silence_ms=int(start.silence_limit_s * 1000),
-                age_ms=None if start.age_limit_s is None else int(start.age_limit_s * 1000),
-            ),
-            on_fact=partial(on_fact, config.name),
+        self._limits = Limits(
+            silence_ms=int(start.silence_limit_s * 1000),
+            age_ms=None if start.age_limit_s is None else int(start.age_limit_s * 1000),
+        )
+        self._on_fact = partial(on_fact, config.name)
+        self._pipeline = self._recalled(memory, recall)
+        self._saver = Saver(self._pipeline)
+        self._began = clock.monotonic_s(), clock.unix_s()
+        position = None if memory is None else memory.position
+        self._warming_up = position is None and start.start == "end"
+        self._follower = FileFollower(
+            config.path,
+            start.start,
+            clock.monotonic_s,
+            resume=position if isinstance(position, FilePosition) else None,
+            warm_up_bytes=WARM_UP_BYTES if self._warming_up else 0,
         )
         self._was_at_end = False
         self._state: FollowState | None = None
+
+    def _recalled(self, memory: SourceMemory | None, recall: Recall | None) -> Pipeline:
+        """The pipeline as it was kept, or a new one."""
+        pipeline = self._new_pipeline()
+        if memory is None or recall is None:
+            return pipeline
+        if recall.counters:
+            try:
+                load(pipeline, memory.pipeline)
+            except ValueError as error:
+                logger.warning("source %s: its counters begin anew: %s", self.name, error)
+                pipeline = self._new_pipeline()
+        if not recall.same_boot:
+            pipeline.rebooted()
+        return pipeline
+
+    def _new_pipeline(self) -> Pipeline:
+        return Pipeline(self._limits, on_fact=self._on_fact)
 
     def turn(self) -> bool:
         """Reads a bounded piece of the log. True if there is more to read at once."""
         batch = self._follower.read()
         monotonic_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        if self._warming_up and not batch.past:
+            self._end_warm_up()
         if batch.lines:
             self._pipeline.feed(batch.lines, Arrival(monotonic_s, unix_s, live=self._was_at_end))
+        if self._warming_up and batch.at_end:
+            self._end_warm_up()
         if batch.at_end:
             self._pipeline.settle(batch.read_monotonic_s, unix_s - (monotonic_s - batch.read_monotonic_s))
         self._was_at_end = batch.at_end
@@ -76,6 +126,16 @@ class _Source:
             level = logging.INFO if read.state is FollowState.FOLLOWING else logging.WARNING
             logger.log(level, "source %s: %s%s", self.name, read.state, _detail(read))
         return not batch.at_end and read.state is FollowState.FOLLOWING
+
+    def _end_warm_up(self) -> None:
+        """All that the log held when it was first looked at has been fed."""
+        self._warming_up = False
+        self._pipeline.count_from_here(*self._began)
+
+    def memory(self) -> SourceMemory | None:
+        """All that is known of it, to be kept; None if there is nothing to go on from."""
+        position = self._follower.position()
+        return None if self._warming_up else SourceMemory(position, self._saver.save())
 
     def view(self) -> SourceView:
         """The present state, for publication."""
@@ -102,7 +162,13 @@ class Agent:
             record=config.gpu_record,
             lib=nvml,
         )
-        self._sources = [_Source(source, config, clock, self._gpus.fact) for source in config.sources]
+        file = None if config.state is None else StateFile(config.state)
+        self._keeper = None if file is None else Keeper[AgentState](file, clock, self.fail)
+        memories, recall = _remembered(file, clock, [key_of(source) for source in config.sources])
+        self._sources = [
+            _Source(source, config, clock, self._gpus.fact, memories.get(key_of(source)), recall)
+            for source in config.sources
+        ]
         self._waker = Waker([source.path for source in config.sources], clock.monotonic_s)
         self._ended = threading.Event()
         self._on_failure = on_failure
@@ -126,6 +192,8 @@ class Agent:
     def start(self) -> None:
         """Listens and begins to follow. Raises `server.ListenError`."""
         self._server.start()
+        if self._keeper is not None:
+            self._keeper.start()
         self._thread.start()
         self._gpu_thread.start()
 
@@ -149,16 +217,21 @@ class Agent:
     # --- the thread that follows the logs -----------------------------------------------------------------------
 
     def _follow(self) -> None:
+        last: Callable[[Moment], Memory] | None = None
         try:
             while not self._ended.is_set():
                 more = [source.turn() for source in self._sources]
                 self._publish()
+                self._keep()
                 if not any(more):
                     self._waker.wait(IDLE_WAIT_S)
+            last = partial(self._memory, at_end=True)
         except Exception:
             logger.exception("following the logs ended unexpectedly")
             self.fail()
         finally:
+            if self._keeper is not None:
+                self._keeper.end(last, KEEP_WAIT_S)
             self._waker.close()
             for source in self._sources:
                 source.close()
@@ -170,9 +243,17 @@ class Agent:
             logger.exception("sampling the GPUs ended unexpectedly")
             self.fail()
 
-    def _publish(self) -> None:
+    def _keep(self) -> None:
+        if self._keeper is not None and self._keeper.is_due():
+            self._keeper.give(self._publish(0.0).state, self._memory)
+
+    def _memory(self, taken: Moment, *, at_end: bool = False) -> Memory:
+        found = {source.key: source.memory() for source in self._sources}
+        return Memory(taken, at_end, {key: memory for key, memory in found.items() if memory is not None})
+
+    def _publish(self, after_s: float = PUBLISH_S) -> _Published:
         now_s = self._clock.monotonic_s()
-        if self._published is None or now_s - self._published.monotonic_s >= PUBLISH_S:
+        if self._published is None or now_s - self._published.monotonic_s >= after_s:
             state = AgentState(
                 sources={source.name: source.view() for source in self._sources},
                 version=metadata.version("cuzk-agent"),
@@ -180,18 +261,24 @@ class Agent:
                 rolling_window_s=self._config.rolling_window_s,
             )
             self._published = _Published(state, now_s)
+        return self._published
 
     # --- what the server shows ----------------------------------------------------------------------------------
 
     def _metrics(self, accept: str | None) -> tuple[bytes, str]:
         published = self._published
-        if published is None:
+        state = None if published is None else _caught_up(published.state)
+        if self._keeper is None or state is None:
+            return self._rendered(accept, state)
+        # What is shown must outlive this process: a counter that fell would be counted whole once more.
+        return self._rendered(accept, self._keeper.ask(self._waker.wake, KEEP_WAIT_S), self._keeper.keeping)
+
+    def _rendered(
+        self, accept: str | None, state: AgentState | None, keeping: Keeping | None = None
+    ) -> tuple[bytes, str]:
+        if state is None:
             raise UnavailableError("starting")
-        behind = [name for name, view in published.state.sources.items() if _is_replaying(view)]
-        if behind:
-            # Counters that are still catching up with the past would look like a burst of work.
-            raise UnavailableError("reading the backlog of " + ", ".join(behind))
-        return self._exposition.render(accept, replace(published.state, nvml=self._gpus.seen()))
+        return self._exposition.render(accept, replace(_caught_up(state), nvml=self._gpus.seen(), keeping=keeping))
 
     def _unhealthy(self) -> Sequence[str]:
         published = self._published
@@ -205,7 +292,19 @@ class Agent:
         published = self._published
         if published is None:
             return ["starting"]
-        return list(_reasons_unready(published.state))
+        reasons = list(_reasons_unready(published.state))
+        if self._keeper is not None and self._keeper.keeping.fault:
+            reasons.append(f"the state can't be written: {self._keeper.keeping.fault}")
+        return reasons
+
+    def _state_fact(self) -> str:
+        if self._keeper is None:
+            return "not kept: counters begin at 0 when the agent is started again"
+        keeping = self._keeper.keeping
+        if keeping.fault or keeping.last is None:
+            return f"{self._config.state} can't be written: {keeping.fault}" if keeping.fault else "not written yet"
+        age_s = max(self._clock.unix_s() - keeping.last.unix_s, 0)
+        return f"{self._config.state}, {keeping.last.size_bytes} bytes, {age_s:.0f} s ago"
 
     def _facts(self) -> Sequence[tuple[str, str]]:
         published = self._published
@@ -217,12 +316,59 @@ class Agent:
             engine = f"engine running, {in_flight} units in flight" if view.timeline.engine_running else "no engine"
             facts.append((f"source {name}", f"{view.read.state}{_detail(view.read)}; {engine}"))
             facts.extend((f"{name}, GPU {gpu}", _time_of(state)) for gpu, state in view.timeline.gpus.items())
+        facts.append(("state", self._state_fact()))
         nvml = self._gpus.seen()
         facts.append(("NVML", f"{nvml.state}{f' ({nvml.detail})' if nvml.detail else ''}"))
         facts.extend(
             (f"GPU {gpu}", f"{chip.info.model or 'of unknown model'}, {chip.state}") for gpu, chip in nvml.gpus.items()
         )
         return facts
+
+
+def key_of(source: SourceConfig) -> str:
+    """What a source is, in a state that is kept: the same log again, whatever it is called."""
+    return f"file {os.path.abspath(source.path)}"  # noqa: PTH100  Path.absolute keeps `..`
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """How much of what is remembered holds."""
+
+    counters: bool
+    """Nothing newer was shown."""
+    same_boot: bool
+    """The machine has been up since."""
+
+
+def _remembered(
+    file: StateFile | None, clock: Clock, keys: Sequence[str]
+) -> tuple[Mapping[str, SourceMemory], Recall | None]:
+    """What is known of these sources from before."""
+    memory = None if file is None else file.load()
+    if file is None or memory is None:
+        return {}, None
+    others = sorted(memory.sources.keys() - set(keys))
+    if memory.sources and not memory.sources.keys() & set(keys):
+        file.set_aside("foreign", f"it is of other logs ({', '.join(others)})")
+        return {}, None
+    if others:
+        file.set_aside("foreign", f"it is also of logs not followed now ({', '.join(others)})", copy=True)
+    same_boot = memory.taken.same_boot(Moment(clock.monotonic_s(), clock.unix_s(), boot_id()))
+    recall = Recall(counters=same_boot or memory.at_end, same_boot=same_boot)
+    if not recall.counters:
+        # Its last seconds may have been shown and not have come to the disk: to show less now would be taken for a
+        # restart at 0, and everything counted twice.
+        logger.warning("the machine went down under the last agent: counters begin anew, where it had read to")
+    return memory.sources, recall
+
+
+def _caught_up(state: AgentState) -> AgentState:
+    """The state, if it may be shown. Raises UnavailableError."""
+    behind = [name for name, view in state.sources.items() if _is_replaying(view)]
+    if behind:
+        # Counters that are still catching up with the past would look like a burst of work.
+        raise UnavailableError("reading the backlog of " + ", ".join(behind))
+    return state
 
 
 def _time_of(gpu: GpuState) -> str:

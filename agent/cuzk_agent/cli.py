@@ -239,6 +239,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         "--listen": arguments.listen,
         "--from": arguments.start,
         "--log-level": arguments.log_level,
+        "--state": arguments.state,
         "--record-nvml": arguments.record_nvml,
     }
     return load(
@@ -293,6 +294,12 @@ def _parser() -> argparse.ArgumentParser:
         dest="start",
         metavar="end|start",
         help="where to begin in a log that is not known yet (end)",
+    )
+    configured.add_argument(
+        "--state",
+        metavar="PATH|off",
+        help="file in which what is known is kept for the next start ($STATE_DIRECTORY/agent.state under systemd, else "
+        "$XDG_STATE_HOME/cuzk-agent/agent.state)",
     )
     configured.add_argument("--log-level", metavar="debug|info|warning|error", help="of the agent's own log (info)")
     configured.add_argument(

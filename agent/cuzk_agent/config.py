@@ -3,6 +3,7 @@
     listen = "127.0.0.1:9822"
     from = "end"
     log_level = "info"
+    state = "/var/lib/cuzk-agent/agent.state"
 
     [[source]]
     name = "prover-1"
@@ -81,6 +82,8 @@ class Config:
     start: Start = "end"
     """Where to begin in a log that is not known yet: count from its end, or from its start."""
     log_level: LogLevel = "info"
+    state: Path | None = None
+    """Where it is kept what is known, for the agent that comes next; None: nowhere."""
     silence_limit_s: float = 300.0
     """A source with work in flight that is silent for longer tells nothing about its daemon."""
     rolling_window_s: float = 600.0
@@ -111,7 +114,7 @@ def load(
     """
     variables = {name: value for name, value in (environ or {}).items() if value}
     _refuse_misspelt(variables)
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"state": default_state(variables)}
     if path := file or variables.get("CUZK_AGENT_CONFIG"):
         values |= _from_file(Path(path))
     values |= _from_environ(variables)
@@ -251,6 +254,30 @@ def _parse_path(value: object) -> Path:
     return Path(value)
 
 
+def _parse_state(value: object) -> Path | None:
+    if value == "off":
+        return None
+    if not isinstance(value, str) or not value or "\0" in value or value.endswith("/"):
+        raise ValueError('the path of a file, or "off"')
+    return Path(value)
+
+
+def _show_state(path: Path | None) -> str:
+    return "off" if path is None else "./off" if str(path) == "off" else str(path)
+
+
+def default_state(environ: Mapping[str, str]) -> Path | None:
+    """Where the state is kept if nothing else is said: where systemd, or else the XDG base directories, have it. None
+    for a user without a home."""
+    if managed := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return Path(managed) / "agent.state"
+    if (base := environ.get("XDG_STATE_HOME", "")).startswith("/"):
+        return Path(base) / "cuzk-agent/agent.state"
+    if (home := environ.get("HOME", "")).startswith("/"):
+        return Path(home) / ".local/state/cuzk-agent/agent.state"
+    return None
+
+
 def _name_of(path: Path) -> str:
     # Under /var/log/pods a container's logs are called <container>/0.log, 1.log …
     name = path.parent.name if path.stem.isdigit() and path.parent.name else path.stem
@@ -276,6 +303,7 @@ _TOP: Final = (
     _Setting("listen", "listen", parse_listen, str),
     _Setting("start", "from", partial(_parse_choice, choices=get_args(Start)), str),
     _Setting("log_level", "log_level", partial(_parse_choice, choices=get_args(LogLevel)), str),
+    _Setting("state", "state", _parse_state, _show_state),
 )
 _TIMELINE: Final = (
     _Setting("silence_limit_s", "silence_limit", partial(_duration, least_s=1), _show_duration),

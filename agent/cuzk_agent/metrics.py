@@ -23,6 +23,7 @@ from prometheus_client.samples import Exemplar as MetricExemplar
 
 from cuzk_agent.gpu.state import Comparison, GpuChip, Method, NvmlState, NvmlView
 from cuzk_agent.log.source import FollowState, ReadStats
+from cuzk_agent.snapshot import Keeping
 from cuzk_agent.timeline.state import Exemplar, GpuState, Histogram, TimelineState
 from cuzk_agent.windows import Rolling
 
@@ -59,6 +60,8 @@ class AgentState:
     """The window of the rolling summaries."""
     nvml: NvmlView | None = None
     """What NVML tells; None until it has been looked at."""
+    keeping: Keeping | None = None
+    """How the keeping of the state goes; None if it isn't kept."""
 
 
 class _Family(Metric):
@@ -627,6 +630,32 @@ def _agent(state: AgentState) -> Iterator[Metric]:
     yield from (family for family, _ in reading)
 
 
+def _state(state: AgentState) -> Iterator[Metric]:
+    """The agent's own state, kept for the one that comes next."""
+    seconds = _Family(
+        "summary",
+        "cuzk_agent_state_write_seconds",
+        "Time that writing the state took, without waiting for the disk, in seconds.",
+    )
+    errors = _Family(
+        "counter", "cuzk_agent_state_write_errors_total", "Times that the state could not be written or synced."
+    )
+    size = _Family("gauge", "cuzk_agent_state_size_bytes", "Size of the state as it was last written.")
+    written = _Family(
+        "gauge",
+        "cuzk_agent_state_written_timestamp_seconds",
+        "When the state was true that was last written, in seconds since 1970.",
+    )
+    keeping = state.keeping
+    if keeping is not None:
+        seconds.add_summary(keeping.writes, keeping.seconds)
+        errors.add(keeping.errors)
+        if keeping.last is not None:
+            size.add(keeping.last.size_bytes)
+            written.add(keeping.last.unix_s)
+    yield from (seconds, errors, size, written)
+
+
 Collector = Callable[[AgentState], Iterable[Metric]]
 """One group of families."""
 
@@ -640,6 +669,7 @@ COLLECTORS: Mapping[str, Collector] = MappingProxyType(
         "occupancy": _occupancy,
         "nvml": _nvml,
         "agent": _agent,
+        "state": _state,
     }
 )
 """What a page holds besides the agent's process, by the name under which its errors are counted."""

@@ -139,7 +139,7 @@ class Agent(Process):
 
     def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         command = (sys.executable, "-m", "cuzk_agent", *arguments, "--listen", "127.0.0.1:0")
-        super().__init__(command, environ)
+        super().__init__(command, {"CUZK_AGENT_STATE": "off", **(environ or {})})
         self._port: int | None = None
 
     @property

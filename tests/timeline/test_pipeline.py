@@ -513,3 +513,27 @@ def test_the_gpu_of_a_log_of_timeline_lines_only_is_there_before_its_first_span(
     pipeline.finish()
     grown = pipeline.state().gpus["unknown"]
     assert (grown.spans, grown.busy_seconds, sum(grown.idle_seconds.values())) == (1, 0.4, 4.5)
+
+
+def test_a_daemon_that_is_known_to_have_ended() -> None:
+    followed = Followed()
+    followed.pipeline.daemon_ended()
+    assert not followed.state.engine_running
+    followed.feed("TIMELINE,1000,GPU_START,j,worker=0,partition=0\nTIMELINE,2000,SYNTH_START,j,partition=1")
+    followed.pipeline.daemon_ended()
+    assert not followed.state.engine_running
+    assert followed.units() == {UnitOutcome.ABANDONED: 2}
+    assert followed.state.gpus["unknown"].busy_seconds == 1
+    # The next one needs no smaller offset to be another, nor a second line.
+    followed.feed(["TIMELINE,2500,GPU_START,j,worker=0,partition=0"])
+    assert followed.state.engine_running
+    assert followed.state.engine_restarts == 1
+    assert followed.state.gpus["unknown"].busy_seconds == 1
+
+
+def test_a_lone_line_before_the_end_of_a_daemon_is_its_last() -> None:
+    followed = Followed()
+    followed.feed("TIMELINE,100000,GPU_START,j,worker=0,partition=0\nTIMELINE,10,SYNTH_START,k,partition=1")
+    followed.pipeline.daemon_ended()
+    assert not followed.state.engine_running
+    assert followed.units() == {UnitOutcome.ABANDONED: 2}

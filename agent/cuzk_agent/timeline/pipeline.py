@@ -203,6 +203,18 @@ class Pipeline:
             self.engine.start_monotonic_s = None
             self.engine.arrivals_live = False
 
+    def daemon_ended(self) -> None:
+        """The daemon's process is known to have ended after the line that was fed last: what comes is of another."""
+        if self._held and self.engine is not None:
+            if self._is_back():
+                self._begin_held()
+            else:
+                self._distrust(self.engine)
+        self._stop()
+        self._over, self._fresh = False, True
+        self._early.clear()
+        self._startup = {}
+
     # --- lines -------------------------------------------------------------------------------------------------
 
     def _take(self, value: LogLine) -> None:

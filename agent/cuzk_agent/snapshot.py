@@ -455,6 +455,7 @@ class Keeper(Generic[T]):
             self._attempt(self._file.sync)
         with board.changed:
             board.given = None
+            board.changed.notify_all()
         return True
 
     def _attempt(self, what: Callable[[], None]) -> None:

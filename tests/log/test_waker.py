@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from watchdog.observers import inotify_c
 
 from cuzk_agent.log import waker as waker_module
-from cuzk_agent.log.waker import BUSY_S, RECHECK_S, Waker
+from cuzk_agent.log.waker import BUSY_S, MISSES, RECHECK_S, Method, Waker, WakerState
 
 GENEROUS_S = 20.0
 """For what takes milliseconds; below the quiet poll set here, so that only an event can have ended a wait."""
@@ -195,3 +198,110 @@ def test_an_observer_that_died_is_replaced(sleeper: Sleeper, tmp_path: Path) -> 
     sleeper.clock.now_s += RECHECK_S
     sleeper.settle()
     assert sleeper.is_woken_by(path.touch)
+
+
+# -- which of them works
+
+
+def test_events_work(sleeper: Sleeper, tmp_path: Path) -> None:
+    waker = sleeper.on(tmp_path / "log")
+    assert waker.state() == WakerState(Method.POLL, "")
+    sleeper.settle()
+    assert waker.state() == WakerState(Method.EVENTS, "")
+
+
+def test_a_directory_that_is_not_there_is_polled_for(sleeper: Sleeper, tmp_path: Path) -> None:
+    waker = sleeper.on(tmp_path / "later" / "log")
+    sleeper.settle()
+    state = waker.state()
+    assert state.method is Method.POLL
+    assert state.detail.startswith(f"cannot watch {tmp_path}/later: ")
+    (tmp_path / "later").mkdir()
+    sleeper.clock.now_s += RECHECK_S
+    sleeper.settle()
+    assert waker.state().method is Method.EVENTS
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_no_watches_are_left(sleeper: Sleeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    waker = sleeper.on(tmp_path / "log")
+
+    class Libc:
+        """The kernel has none left."""
+
+        @staticmethod
+        def refuse(*_: object) -> int:
+            ctypes.set_errno(number)
+            return -1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inotify_c, "inotify_add_watch", Libc.refuse)
+        sleeper.settle()
+        assert waker.state().method is Method.POLL
+        assert str(tmp_path) in waker.state().detail
+    sleeper.clock.now_s += RECHECK_S
+    sleeper.settle()
+    assert waker.state().method is Method.EVENTS
+    assert sleeper.is_woken_by((tmp_path / "log").touch)
+
+
+def test_events_that_do_not_come(sleeper: Sleeper, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    waker = sleeper.on(path)
+    sleeper.settle()
+    for _ in range(MISSES):
+        assert waker.state().method is Method.EVENTS
+        waker.wait(0.001)
+        waker.found()
+        waker.found()
+    assert waker.state() == WakerState(Method.POLL, "no events come of writes")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: no events come of writes, polling instead"
+    ]
+    # They do, after all.
+    assert sleeper.is_woken_by(lambda: append(path))
+    assert waker.state().method is Method.EVENTS
+
+
+def test_a_log_that_is_added(sleeper: Sleeper, tmp_path: Path) -> None:
+    waker = sleeper.on(tmp_path / "log")
+    sleeper.settle()
+    (tmp_path / "other").mkdir()
+    waker.add(tmp_path / "other" / "log")
+    sleeper.settle()
+    assert sleeper.is_woken_by((tmp_path / "other" / "log").touch)
+
+
+def test_a_queue_that_ran_over(
+    sleeper: Sleeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel drops what is too much, says so, and goes on."""
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if limit > 70_000:
+        pytest.skip(f"the queue holds {limit} events")
+    may_read = threading.Event()
+    may_read.set()
+    is_readable = inotify_c.InotifyFD._check_inotify_fd
+
+    def readable(inotify: inotify_c.InotifyFD) -> bool:
+        answer = is_readable(inotify)
+        assert may_read.wait(GENEROUS_S)
+        return answer
+
+    monkeypatch.setattr(inotify_c.InotifyFD, "_check_inotify_fd", readable)
+    path = tmp_path / "log"
+    path.touch()
+    sleeper.on(path)
+    sleeper.settle()
+    may_read.clear()
+    for number in range(limit // 2 + 1000):
+        other = tmp_path / str(number)
+        other.touch()
+        other.unlink()
+    may_read.set()
+    deadline_s = time.monotonic() + GENEROUS_S
+    while "queue overflowed" not in caplog.text:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert sleeper.is_woken_by(lambda: path.rename(tmp_path / "log.1"))

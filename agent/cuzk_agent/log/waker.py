@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from watchdog.events import (
@@ -30,6 +32,8 @@ BUSY_S = 2.0
 """A log counts as busy for so long after a write was noticed."""
 RECHECK_S = 5.0
 """How often it is looked whether the watches still are where they should be."""
+MISSES = 3
+"""Events are taken not to come when so many writes in a row were found without one."""
 
 _DIRECTORY_EVENTS: list[type[FileSystemEvent]] = [
     FileCreatedEvent,
@@ -52,26 +56,49 @@ def _is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("watchdog.observers.inotify").addFilter(_is_news)
 
 
+class Method(StrEnum):
+    """What wakes the thread that reads the logs."""
+
+    EVENTS = "events"
+    """The kernel tells of writes to a quiet log; polling is beneath."""
+    POLL = "poll"
+    """Only looking every now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakerState:
+    """How waking goes."""
+
+    method: Method
+    detail: str
+    """Why only by polling, if it is; one line."""
+
+
 class Waker:
     """`wait()` returns when a log may have grown, appeared or moved, when `wake()` was called, or when time is up.
 
     What comes and goes in the logs' directories is watched always; writes are watched only while the logs are quiet,
     because every write to a busy log would be an event of its own: after a write, `wait()` polls for a while. Where
-    nothing can be watched (no inotify instances left, no directory) it polls, says so once in the log, and tries again
-    now and then. `wait()` and `close()` belong to one thread; `wake()` may come from any.
+    nothing can be watched (no inotify instances or watches left, no directory) it polls, says so once in the log, and
+    tries again now and then. Where watching works and events don't come (network file systems, a queue that ran over)
+    that shows by writes being `found()` by polling. `wake()` may come from any thread; all else belongs to one.
     """
 
     def __init__(self, paths: Iterable[Path], monotonic: Callable[[], float]) -> None:
-        self._paths = tuple(paths)
+        self._paths = list(paths)
         self._monotonic = monotonic
         self._awake = threading.Event()
-        complained: set[str] = set()
-        self._moves = _Watches(_DIRECTORY_EVENTS, self._on_move, complained)
-        self._writes = _Watches(_WRITE_EVENTS, self._on_write, complained)
+        complaints: dict[str, str] = {}
+        self._moves = _Watches(_DIRECTORY_EVENTS, self._on_move, complaints)
+        self._writes = _Watches(_WRITE_EVENTS, self._on_write, complaints)
         self._names: frozenset[str] = frozenset()
         """Where the logs are, with and without symbolic links resolved."""
         self._directories: frozenset[str] = frozenset()
         self._written = False
+        self._unwoken = False
+        """The last wait was quiet, and ended because its time was up."""
+        self._missed = 0
+        """Writes found in a row of which no event told."""
         self._busy_until_s: float | None = None
         self._recheck_at_s = monotonic()
 
@@ -81,9 +108,34 @@ class Waker:
         if self._watch(now_s):
             # A write between the last read and the new watch would go unnoticed.
             return
-        poll_s = QUIET_POLL_S if self._busy_until_s is None else BUSY_POLL_S
-        self._awake.wait(max(0.0, min(timeout_s, poll_s)))
+        is_quiet = self._busy_until_s is None
+        poll_s = QUIET_POLL_S if is_quiet else BUSY_POLL_S
+        woken = self._awake.wait(max(0.0, min(timeout_s, poll_s)))
         self._awake.clear()
+        self._unwoken = is_quiet and not woken
+
+    def add(self, path: Path) -> None:
+        """One more log."""
+        self._paths.append(path)
+        self._recheck_at_s = self._monotonic()
+
+    def found(self) -> None:
+        """After the last wait, something had been written to the logs."""
+        if self._unwoken:
+            self._unwoken = False
+            self._missed += 1
+            if self._missed == MISSES and self._directories:
+                _log.warning("%s: no events come of writes, polling instead", ", ".join(sorted(self._directories)))
+
+    def state(self) -> WakerState:
+        """How waking goes."""
+        unwatched = sorted(self._directories - self._writes.watched) if self._busy_until_s is None else []
+        unwatched = unwatched or sorted(self._directories - self._moves.watched)
+        if unwatched:
+            return WakerState(Method.POLL, self._moves.complaints.get(unwatched[0], f"{unwatched[0]} is not watched"))
+        if self._missed >= MISSES:
+            return WakerState(Method.POLL, "no events come of writes")
+        return WakerState(Method.EVENTS, "") if self._directories else WakerState(Method.POLL, "")
 
     def wake(self) -> None:
         """End the present wait, or else the next one, at once."""
@@ -129,6 +181,7 @@ class Waker:
     def _on_write(self, _event: FileSystemEvent) -> None:
         # Whichever file it is: the events of a busy neighbour cost as much as those of a busy log.
         self._written = True
+        self._missed = 0
         self._awake.set()
 
 
@@ -143,14 +196,19 @@ class _Watches(FileSystemEventHandler):
         self,
         events: list[type[FileSystemEvent]],
         on_event: Callable[[FileSystemEvent], None],
-        complained: set[str],
+        complaints: dict[str, str],
     ) -> None:
         self._events = events
         self._on_event = on_event
         self._observer: BaseObserver | None = None
         self._watched: dict[str, tuple[ObservedWatch, tuple[int, int]]] = {}
-        self._complained = complained
-        """Directories that the log was told about, so that it is told once."""
+        self.complaints = complaints
+        """What is wrong, by directory; the log was told, and is told once."""
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """The directories that are watched."""
+        return frozenset(self._watched)
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         self._on_event(event)
@@ -199,11 +257,11 @@ class _Watches(FileSystemEventHandler):
             watch = self._observer.schedule(self, directory, event_filter=self._events)
         except (OSError, RuntimeError) as error:
             # RuntimeError is what Python raises when it can't start a thread.
-            if directory not in self._complained:
-                self._complained.add(directory)
+            if directory not in self.complaints:
+                self.complaints[directory] = f"cannot watch {directory}: {error}"
                 _log.warning("cannot watch %s, polling instead: %s", directory, error)
             return False
-        self._complained.discard(directory)
+        self.complaints.pop(directory, None)
         self._watched[directory] = (watch, identity)
         return True
 

@@ -1,4 +1,4 @@
-"""The colours of the offline pictures: the same meaning has the same colour in all of them.
+"""The colours of the offline pictures: the same meaning has the same colour in all of them, and on the dashboards.
 
 They are Okabe and Ito's, which people tell apart however they see colours; the two for "no fault" and "not known" are
 greys.
@@ -29,8 +29,8 @@ CHIP: Final = Colour("#00543d", "good")
 
 CAUSES: Final[Mapping[Cause, Colour]] = {
     Cause.STARVED: Colour("#e69f00", "thread_state_iowait"),
-    Cause.BLOCKED: Colour("#cc79a7", "detailed_memory_dump"),
-    Cause.HANDOFF: Colour("#d55e00", "rail_animation"),
+    Cause.BLOCKED: Colour("#d55e00", "rail_animation"),
+    Cause.HANDOFF: Colour("#cc79a7", "detailed_memory_dump"),
     Cause.FILL: Colour("#56b4e9", "rail_response"),
     Cause.NO_WORK: Colour("#d9d9d9", "grey"),
     Cause.UNKNOWN: Colour("#6e6e6e", "generic_work"),

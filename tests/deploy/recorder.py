@@ -41,7 +41,7 @@ class Agent:
         self._pipeline = Pipeline(on_fact=partial(self._watch.fact, SOURCE))
         self._exposition = Exposition()
         self._was_at_end = False
-        self._cycle_due_s = clock.monotonic_s()
+        self._cycle_due_s = clock.monotonic_s() if nvml.gpus else math.inf
 
     def turn(self) -> None:
         """Reads all that has been written, and samples the GPUs when it is time to."""

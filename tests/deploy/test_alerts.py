@@ -85,14 +85,13 @@ def is_bound_by_its_gpu(recorder: Recorder) -> None:
 
 def has_its_agent_restarted(recorder: Recorder) -> None:
     def restart() -> None:
-        if recorder.now_s % (10 * MINUTE_S) == 0 and recorder.agent is not None:
+        if recorder.now_s in {10 * MINUTE_S, 25 * MINUTE_S}:
             recorder.stop_agent()
-        elif recorder.now_s % (10 * MINUTE_S) == MINUTE_S and recorder.agent is None:
+        if recorder.now_s in {11 * MINUTE_S, 28 * MINUTE_S}:
             recorder.start_agent()
 
-    recorder.start_agent()
     recorder.at_step = restart
-    recorder.play(WELL, HOUR_S)
+    recorder.play(WELL, 45 * MINUTE_S, chips=True)
 
 
 def is_restarted(recorder: Recorder) -> None:
@@ -310,7 +309,7 @@ LOUD: dict[Story, set[str]] = {
 # --- what fires -------------------------------------------------------------------------------------------------
 
 
-def check(recorder: Recorder, expected: set[str], *, last_s: float | None = None, every: str = "30s") -> None:
+def check(recorder: Recorder, expected: set[str], *, last_s: float | None = None, every_s: int = 30) -> None:
     """These alerts and no others fired in the course of a recording, or in its last seconds; what they say is whole."""
     end_s = (len(recorder.scrapes) - 1) * recorder.scrape_s
     begin_s = 0.0 if last_s is None else end_s - last_s
@@ -320,9 +319,9 @@ def check(recorder: Recorder, expected: set[str], *, last_s: float | None = None
         "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(expected)],
     }
     # An alert that is said to be silent is quoted when it is not.
-    times = range(int(begin_s), int(end_s) + 1, 30)
+    times = range(int(begin_s), int(end_s) + 1, every_s)
     quoted = [{"alertname": name, "eval_time": f"{at_s}s", "exp_alerts": []} for name in expected for at_s in times]
-    said = promtool(recorder, {"promql_expr_test": [fired], "alert_rule_test": quoted}, every)
+    said = promtool(recorder, {"promql_expr_test": [fired], "alert_rule_test": quoted}, every_s)
     assert not re.findall(r"expr: .*\n.*exp:.*\n.*got:.*", said)
     texts = set(re.findall(r'Labels:\{alertname="(\w+)".*\}\s+Annotations:\{(.*)\}', said))
     assert {name for name, _ in texts} == expected
@@ -333,11 +332,11 @@ def check(recorder: Recorder, expected: set[str], *, last_s: float | None = None
         assert not re.search(r"no value|%!|NaN|Inf|<error|(^|[^.])  | $", found[1] + found[2]), text
 
 
-def promtool(recorder: Recorder, test: dict[str, object], every: str) -> str:
+def promtool(recorder: Recorder, test: dict[str, object], every_s: int) -> str:
     """What `promtool test rules` finds wrong with a test on a recording."""
     file = recorder.directory / "alerts.test.yml"
     tests = [{"interval": f"{recorder.scrape_s:.0f}s", "input_series": input_series(recorder.scrapes), **test}]
-    content = {"rule_files": [str(rule) for rule in RULES], "evaluation_interval": every, "tests": tests}
+    content = {"rule_files": [str(rule) for rule in RULES], "evaluation_interval": f"{every_s}s", "tests": tests}
     # JSON is YAML.
     file.write_text(json.dumps(content), encoding="utf-8")
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
@@ -366,11 +365,11 @@ def test_a_prover_is_compared_with_its_own_last_day(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, NAMES, scrape_s=300, step_s=20)
     small = prover(STARVED.setting, *[Request(0, POREP)] * 4, pause_s=600)
     recorder.play(small, 25.5 * HOUR_S)
-    check(recorder, {"CuzkGpuStarved"}, every="5m")
-    check(recorder, set(), last_s=1200, every="5m")
+    check(recorder, {"CuzkGpuStarved"}, every_s=300)
+    check(recorder, set(), last_s=1200, every_s=300)
     slow = replace(POREP, synth_ms=2 * POREP.synth_ms)
     recorder.play(prover(STARVED.setting, *[Request(0, slow)] * 4, pause_s=600), 2 * HOUR_S)
-    check(recorder, {"CuzkGpuStarved", "CuzkSynthesisSlow"}, last_s=HOUR_S, every="5m")
+    check(recorder, {"CuzkGpuStarved", "CuzkSynthesisSlow"}, last_s=HOUR_S, every_s=300)
 
 
 def test_each_alert_has_its_story() -> None:

@@ -30,7 +30,7 @@ from cuzk_dashboards.kit import (
     unit_of,
     width,
 )
-from cuzk_dashboards.palette import BUSY, CAUSES, QUIET
+from cuzk_dashboards.palette import BAD, BUSY, CAUSES, GOOD, QUIET
 
 EACH = "instance, source"
 SOURCES = f"max by ({EACH}) (last_over_time(cuzk_agent_source_up{{{HOST}}}[{RANGE}]))"
@@ -86,7 +86,7 @@ def board() -> Board:
         number(
             "Lost",
             "GPU-hours that were lost to starvation, blocking and hand-off in the range shown: what better settings "
-            "would give back.",
+            "would give back. Until the log names a GPU it may be empty.",
             Query(f"{increase('cuzk_gpu_idle_seconds_total', FAULTY)} / 3600"),
             unit="suffix: h",
             decimals=1,
@@ -113,7 +113,7 @@ def board() -> Board:
             Query(f"count({FIRING})"),
             unit="none",
             decimals=0,
-            limits=above(1, 1),
+            limits=steps((None, GOOD), (1, BAD)),
             empty="none",
         ),
     )
@@ -181,7 +181,7 @@ def board() -> Board:
         graph(
             "Lost to faults by prover",
             "GPUs that were starved, blocked or waited for the hand-off. One that rises while the others do not has "
-            "a fault of its own; all at once: something that they share.",
+            "a fault of its own; all at once: something that they share. Until the log names a GPU it may be empty.",
             Query(f"sum by ({EACH}) (rate(cuzk_gpu_idle_seconds_total{{{FAULTY}}}[{NOW}]))", "{{instance}} {{source}}"),
             unit="suffix: GPUs",
             decimals=2,
@@ -190,7 +190,7 @@ def board() -> Board:
         graph(
             "What the fleet's GPUs did",
             "How many GPUs were busy, and how many were idle for what cause. Grey is room for more work; orange, red "
-            "and purple are room that you already pay for.",
+            "and purple are room that you already pay for. Until the log names a GPU it may be empty.",
             Query(rate("cuzk_gpu_logged_busy_seconds_total", HOST), "busy"),
             *one_each("cause", CAUSES, f"sum(rate(cuzk_gpu_idle_seconds_total{{{HOST}, LABEL}}[{NOW}]))"),
             unit="suffix: GPUs",

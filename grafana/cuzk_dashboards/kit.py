@@ -126,13 +126,13 @@ def steps(*limits: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
 
 
 def below(warn: float, good: float) -> dashboard.ThresholdsConfig:
-    """More is better."""
-    return steps((None, BAD), (warn, WARN), (good, GOOD))
+    """More is better; no verdict where there is no value."""
+    return steps((None, QUIET), (0, BAD), (warn, WARN), (good, GOOD))
 
 
 def above(warn: float, bad: float) -> dashboard.ThresholdsConfig:
-    """Less is better."""
-    return steps((None, GOOD), (warn, WARN), (bad, BAD))
+    """Less is better; no verdict where there is no value."""
+    return steps((None, QUIET), (0, GOOD), (warn, WARN), (bad, BAD))
 
 
 def neutral() -> dashboard.ThresholdsConfig:

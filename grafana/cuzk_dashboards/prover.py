@@ -124,7 +124,8 @@ def board() -> Board:
             "What the GPUs did with their time",
             "How many GPUs were busy, and how many were idle for what cause; together that is all of them. Starved, "
             "blocked and handoff are faults: the board Why idle leads on. fill is the latency of single proofs, "
-            "no_work is nobody's fault, and of what is unknown the log told nothing.",
+            "no_work is nobody's fault, and of what is unknown the log told nothing. Until the log names a GPU it "
+            "may be empty.",
             Query(rate("cuzk_gpu_logged_busy_seconds_total", GPU), "busy"),
             *one_each("cause", CAUSES, f"sum(rate(cuzk_gpu_idle_seconds_total{{{GPU}, LABEL}}[{NOW}]))"),
             unit="suffix: GPUs",
@@ -168,7 +169,7 @@ def board() -> Board:
             "Gap lengths",
             "How many gaps of which length closed, without those for no work. The dots are single gaps: their job is "
             "in the tooltip, to be found in the daemon's log. A band near the length of a synthesis is starvation; a "
-            "band below a second is the hand-off.",
+            "band below a second is the hand-off. Until the log names a GPU it may be empty.",
             "cuzk_gpu_gap_seconds",
             WORK,
         ),
@@ -234,7 +235,8 @@ def board() -> Board:
         8,
         graph(
             "Proofs an hour by kind",
-            "Proofs that succeeded. With work waiting and fewer than yesterday, something above has changed.",
+            "Proofs that succeeded. With work waiting and fewer than yesterday, something above has changed. In the "
+            "first minutes it may be empty.",
             Query(
                 f"sum by (proof_kind) (rate(cuzk_proof_outcomes_total{{{PROVED}}}[{NOW}])) * 3600",
                 "{{proof_kind}}",
@@ -247,7 +249,7 @@ def board() -> Board:
         graph(
             "Not proved, an hour, by outcome",
             "Jobs that failed, were abandoned when their daemon ended, or were lost. Failures of one GPU only: see "
-            "bad_partition among the troubles on the board Why idle.",
+            "bad_partition among the troubles on the board Why idle. In the first minutes it may be empty.",
             Query(
                 f"sum by (outcome) (rate(cuzk_proof_outcomes_total{{{NOT_PROVED}}}[{NOW}])) * 3600",
                 "{{outcome}}",
@@ -261,7 +263,7 @@ def board() -> Board:
             "Wasted GPU time",
             "GPU time a second for jobs that failed or ran twice. failed: a job's other partitions are proved "
             "although one has failed; repeated: a caller submits again what is still being proved, and should wait "
-            "longer.",
+            "longer. Until the log names a GPU it may be empty.",
             Query(
                 f"sum by (reason) (rate(cuzk_gpu_wasted_seconds_total{{{GPU}}}[{NOW}]))",
                 "{{reason}}",

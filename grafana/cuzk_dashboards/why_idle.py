@@ -143,7 +143,8 @@ def board() -> Board:
             "Idle although there was work, by cause",
             "How many GPUs idled for what cause, without no_work. Orange, red and purple are faults. Starved: the "
             "CPU does not keep up. Blocked: it has work and does none of it. Handoff: work is ready and is not "
-            "started. fill is one proof's latency. unknown: the log has gone silent.",
+            "started. fill is one proof's latency. unknown: the log has gone silent. Until the log names a GPU it "
+            "may be empty.",
             *one_each("cause", WITH_WORK, f"sum(rate({IDLE}{{{GPU}, LABEL}}[{NOW}]))"),
             unit="suffix: GPUs",
             decimals=2,
@@ -174,7 +175,8 @@ def board() -> Board:
         graph(
             "Within a job, and between two",
             "Closed gaps, as GPUs that idled. Within a job: its partitions don't come fast enough. Between two: "
-            "there are too few jobs at a time, or the next one's synthesis begins too late.",
+            "there are too few jobs at a time, or the next one's synthesis begins too late. Until the log names a "
+            "GPU it may be empty.",
             Query(
                 f"sum by (boundary) (rate(cuzk_gpu_gap_boundary_seconds_total{{{GPU}}}[{NOW}]))",
                 "{{boundary}}",
@@ -196,7 +198,8 @@ def board() -> Board:
         graph(
             "Lost to faults by GPU",
             "The share of its time that each GPU was starved, blocked or waited for the hand-off. One that loses "
-            "more than its neighbours is served last: look at its workers, and at CUDA_VISIBLE_DEVICES.",
+            "more than its neighbours is served last: look at its workers, and at CUDA_VISIBLE_DEVICES. Until the "
+            "log names a GPU it may be empty.",
             Query(
                 f"sum by (instance, source, gpu) (rate({IDLE}{{{FAULTY}}}[{NOW}]))",
                 "{{instance}} {{source}} {{gpu}}",

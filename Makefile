@@ -14,9 +14,9 @@ INSTALLED := .venv/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: test demo dashboards format clean prometheus
+.PHONY: test demo dashboards format clean tools
 
-test: $(INSTALLED) prometheus
+test: $(INSTALLED) tools
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -44,11 +44,16 @@ $(INSTALLED): requirements-test.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Debian's package brings a service along, which nobody here asked for.
-prometheus:
-	@command -v promtool prometheus | wc -l | grep -qx 2 || { $(call apt_install,prometheus); \
+# What the tests run besides Python. Debian's prometheus brings a service along, which nobody here asked for.
+TOOLS := prometheus promtool logrotate journalctl /lib/systemd/systemd-journal-remote
+PACKAGES := prometheus logrotate systemd systemd-journal-remote
+
+tools:
+	@[ $$(command -v $(TOOLS) | wc -l) = $(words $(TOOLS)) ] || { $(call apt_install,$(PACKAGES)); \
 	  if [ -d /run/systemd/system ]; then $(as_root) systemctl disable --now prometheus; \
 	  else $(as_root) service prometheus stop >/dev/null 2>&1 || true; fi; }
+	@command -v chromium >/dev/null || { $(call apt_install,chromium); } || \
+	  echo "no Chromium to be had here (Ubuntu's comes as a snap): the tests of what a browser shows will be skipped" >&2
 
 as_root = $(if $(filter 0,$(shell id -u)),,sudo)
 apt_install = command -v apt-get >/dev/null || { echo "needed, and no apt-get to install it: $(1)" >&2; exit 1; }; \

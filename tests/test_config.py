@@ -316,7 +316,11 @@ def test_a_wrong_environment(environ: Mapping[str, str], message: str) -> None:
         (["/x/\udcff.log"], {}, "command line: --log = '/x/\\udcff.log': expected a name for this source"),
         (["a=/x", "a=/y"], {}, 'command line: /x and /y are both named "a"'),
         (["a=/x", "b=/x"], {}, 'command line: "a" and "b" both follow /x'),
-        ([], {}, "no log to follow: give --log PATH, set CUZK_AGENT_LOG, or write a [[source]] into the file"),
+        (
+            [],
+            {},
+            "no log to follow: give --log PATH or --journal UNIT, set CUZK_AGENT_LOG, or write a [[source]]",
+        ),
     ],
 )
 def test_wrong_options(logs: Sequence[str], options: Mapping[str, str], message: str) -> None:
@@ -392,7 +396,7 @@ def test_any_text_is_a_source_or_refused(text: str) -> None:
         source = parse_source(text)
     except ValueError:
         return
-    assert 1 <= len(source.name) <= 64
+    assert 1 <= len(source.name) <= 64 or set(text) & set("*?[")
     assert source.name.isprintable()
 
 
@@ -432,3 +436,59 @@ def test_the_environment_switches_pcie_throughput_on() -> None:
     config = load(logs=["/a"], environ=environ)
     assert config.pcie_throughput
     assert config.gpu_map == {"0": "GPU-1", "1": "00000000:2A:00.0"}
+
+
+# --- other sources than files
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "unit"),
+    [
+        ("cuzk", "cuzk", "cuzk.service"),
+        ("cuzk.service", "cuzk", "cuzk.service"),
+        ("cuzk-daemon@1.service", "cuzk-daemon@1", "cuzk-daemon@1.service"),
+        ("p=run-1.scope", "p", "run-1.scope"),
+        ("system.slice", "system", "system.slice"),
+    ],
+)
+def test_a_unit_on_the_command_line(text: str, name: str, unit: str) -> None:
+    assert load(journals=[text]).sources == (SourceConfig(name, unit=unit),)
+
+
+@pytest.mark.parametrize(
+    "unit", ["", "-f", "--file=/etc/shadow", "a b", "a;b", "*", "a/b", "é", "x" * 300, "\0", "a\n"]
+)
+def test_what_is_no_unit_is_refused(unit: str) -> None:
+    with pytest.raises(ConfigError, match=r"command line: --journal = .*: expected the name of a systemd unit"):
+        load(journals=[unit])
+
+
+def test_sources_of_all_kinds_come_back_from_toml(file: Path) -> None:
+    config = load(logs=["-", "p=/var/log/*.log", "/var/log/cuzk-[ab].log"], journals=["cuzk"], tee=True)
+    assert config.sources == (
+        SourceConfig("stdin", Path("-"), tee=True),
+        SourceConfig("p", Path("/var/log/*.log")),
+        SourceConfig("", Path("/var/log/cuzk-[ab].log")),
+        SourceConfig("cuzk", unit="cuzk.service"),
+    )
+    assert loaded(file, to_toml(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[source]]\npath = 'a'\nunit = 'b'", "source[0].unit = 'b': expected either a path or a unit"),
+        ("[[source]]\nunit = '-x'", "source[0].unit = '-x': expected the name of a systemd unit"),
+        ("[[source]]\npath = 'a'\ntee = true", 'source[0].tee = True: expected path = "-" with it'),
+        ("[[source]]\nunit = 'a'\n[[source]]\nname = 'x'\nunit = 'a.service'", "both follow the journal of a.service"),
+    ],
+)
+def test_sources_that_are_wrong(file: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(file, text)
+    assert told in str(caught.value)
+
+
+def test_tee_needs_something_to_pass_on() -> None:
+    with pytest.raises(ConfigError, match="--tee passes standard input on"):
+        load(logs=["/a"], tee=True)

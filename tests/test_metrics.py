@@ -31,6 +31,8 @@ from cuzk_agent.gpu.state import (
     SpanBusy,
 )
 from cuzk_agent.log.source import FollowState, ReadStats
+from cuzk_agent.log.waker import Method as WakerMethod
+from cuzk_agent.log.waker import WakerState
 from cuzk_agent.metrics import (
     COLLECTORS,
     AgentState,
@@ -224,6 +226,7 @@ READ = ReadStats(
 )
 
 
+WAKER = WakerState(WakerMethod.POLL, "cannot watch /var/log: no space left on device")
 ENERGY = Histogram(bounds=(500.0, 5000.0, 50000.0), counts=(0, 1, 2, 0), sum_seconds=41000.0, exemplars=(None,) * 4)
 
 NVML = NvmlView(
@@ -290,8 +293,8 @@ KEEPING = Keeping(writes=240, errors=1, seconds=3.25, last=Written(151_552, 1_76
 
 
 def agent_state(timeline: TimelineState, read: ReadStats = READ, source: str = "cuzk") -> AgentState:
-    view = SourceView(timeline, read)
-    return AgentState({source: view}, "0.1.0", "3.11.9", nvml=NVML, keeping=KEEPING)
+    view = SourceView(timeline, read, 0.125)
+    return AgentState({source: view}, "0.1.0", "3.11.9", nvml=NVML, keeping=KEEPING, waker=WAKER)
 
 
 def page(state: AgentState, accept: str | None = None) -> str:

@@ -4,6 +4,7 @@ server, and their end."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import platform
@@ -23,11 +24,14 @@ from cuzk_agent.clock import Clock, system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
 from cuzk_agent.demo.daemon import Prover
 from cuzk_agent.demo.scenario import SCENARIOS
-from cuzk_agent.gpu.mapping import environment_of_writer
+from cuzk_agent.gpu.mapping import CudaEnvironment, environment_of_writer
 from cuzk_agent.gpu.watch import GpuWatch
 from cuzk_agent.log.files import FileFollower
-from cuzk_agent.log.position import FilePosition
-from cuzk_agent.log.source import FollowState, ReadStats
+from cuzk_agent.log.journal import JournalFollower
+from cuzk_agent.log.patterns import is_pattern, matching
+from cuzk_agent.log.position import FilePosition, JournalPosition, Position
+from cuzk_agent.log.source import Batch, FollowState, ReadStats, Source
+from cuzk_agent.log.stream import StreamFollower
 from cuzk_agent.log.waker import Waker
 from cuzk_agent.metrics import AgentState, Exposition, SourceView
 from cuzk_agent.server import Server, UnavailableError, Views
@@ -47,6 +51,12 @@ IDLE_WAIT_S = 0.25
 WARM_UP_BYTES = 8 << 20
 """So much of a log that is not known yet is read to know what is in flight: some hours of it, and about a second's
 work."""
+WARM_UP_LINES = 50_000
+"""The same, for a journal."""
+LOOK_S = 1.0
+"""How often it is looked for files that match a pattern."""
+MAX_MATCHES = 64
+"""Files that one pattern may stand for, gone ones among them: each has series of its own."""
 KEEP_WAIT_S = 2.0
 """An answer waits for so long for its state to be kept; then it is of the last one that was."""
 STUCK_S = 30.0
@@ -64,9 +74,12 @@ class _Source:
         on_fact: Callable[[str, Fact], None],
         memory: SourceMemory | None = None,
         recall: Recall | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`memory` is what is known of it, `recall` how much of that holds."""
+        """`memory` is what is known of it, `recall` how much of that holds. `wake` is called, in any thread, when there
+        is something to read."""
         self.name = config.name
+        self.is_file = not config.unit and not config.is_stdin
         self.key = key_of(config)
         self._clock = clock
         self._limits = Limits(
@@ -79,14 +92,15 @@ class _Source:
         self._began = clock.monotonic_s(), clock.unix_s()
         position = None if memory is None else memory.position
         self._warming_up = position is None and start.start == "end"
-        self._follower = FileFollower(
-            config.path,
-            start.start,
-            clock.monotonic_s,
-            resume=position if isinstance(position, FilePosition) else None,
-            warm_up_bytes=WARM_UP_BYTES if self._warming_up else 0,
-        )
+        self._follower = _follower(config, start, clock, position, wake)
         self._was_at_end = False
+        self._last_event_unix_s: float | None = None
+        self._read_unix_s = 0.0
+        """When lines were read last."""
+        self._delay_s: float | None = None
+        self._read_bytes = 0
+        self.found = False
+        """The last turn gave lines."""
         self._state: FollowState | None = None
 
     def _recalled(self, memory: SourceMemory | None, recall: Recall | None) -> Pipeline:
@@ -113,8 +127,7 @@ class _Source:
         monotonic_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
         if self._warming_up and not batch.past:
             self._end_warm_up()
-        if batch.lines:
-            self._pipeline.feed(batch.lines, Arrival(monotonic_s, unix_s, live=self._was_at_end))
+        self._feed(batch, Arrival(monotonic_s, unix_s, live=self._was_at_end))
         if self._warming_up and batch.at_end:
             self._end_warm_up()
         if batch.at_end:
@@ -125,7 +138,20 @@ class _Source:
             self._state = read.state
             level = logging.INFO if read.state is FollowState.FOLLOWING else logging.WARNING
             logger.log(level, "source %s: %s%s", self.name, read.state, _detail(read))
-        return not batch.at_end and read.state is FollowState.FOLLOWING
+        self.found = bool(batch.lines)
+        is_moving, self._read_bytes = read.read_bytes > self._read_bytes, read.read_bytes
+        return not batch.at_end and is_moving and read.state is FollowState.FOLLOWING
+
+    def _feed(self, batch: Batch, arrival: Arrival) -> None:
+        start = 0
+        for end in batch.breaks:
+            self._pipeline.feed(batch.lines[start:end], arrival)
+            self._pipeline.daemon_ended()
+            start = end
+        if start < len(batch.lines):
+            self._pipeline.feed(batch.lines[start:], arrival)
+        if batch.lines and arrival.live:
+            self._read_unix_s = arrival.unix_s
 
     def _end_warm_up(self) -> None:
         """All that the log held when it was first looked at has been fed."""
@@ -135,14 +161,35 @@ class _Source:
     def memory(self) -> SourceMemory | None:
         """All that is known of it, to be kept; None if there is nothing to go on from."""
         position = self._follower.position()
-        return None if self._warming_up else SourceMemory(position, self._saver.save())
+        return None if self._warming_up or position is None else SourceMemory(position, self._saver.save())
 
     def view(self) -> SourceView:
         """The present state, for publication."""
-        return SourceView(self._pipeline.state(), self._follower.stats())
+        timeline = self._pipeline.state()
+        last_unix_s = timeline.last_event_unix_seconds
+        if last_unix_s is not None and last_unix_s != self._last_event_unix_s and self._read_unix_s:
+            self._last_event_unix_s = last_unix_s
+            self._delay_s = max(0.0, self._read_unix_s - last_unix_s)
+        return SourceView(timeline, self._follower.stats(), self._delay_s)
 
     def close(self) -> None:
         self._follower.close()
+
+
+def _follower(
+    config: SourceConfig, start: Config, clock: Clock, position: Position | None, wake: Callable[[], None]
+) -> Source:
+    """What reads a source. Where nothing is known of it and counting is to begin at its end, some of what is before is
+    read first, to warm up."""
+    if config.is_stdin:
+        return StreamFollower(0, clock.monotonic_s, tee=1 if config.tee else None, on_data=wake)
+    if config.unit:
+        known = position if isinstance(position, JournalPosition) else None
+        lines = WARM_UP_LINES if position is None and start.start == "end" else 0
+        return JournalFollower(config.unit, start.start, clock.monotonic_s, resume=known, warm_up_lines=lines)
+    marked = position if isinstance(position, FilePosition) else None
+    size = WARM_UP_BYTES if position is None and start.start == "end" else 0
+    return FileFollower(config.path, start.start, clock.monotonic_s, resume=marked, warm_up_bytes=size)
 
 
 class Agent:
@@ -154,9 +201,13 @@ class Agent:
         self._config = config
         self._clock = clock
         self._exposition = Exposition()
+        self._patterns = [source for source in config.sources if not source.unit and is_pattern(source.path)]
+        fixed = [source for source in config.sources if source not in self._patterns]
+        found = [*fixed, *_matching(self._patterns, {source.name: source for source in fixed})]
+        self._environments = {source.name: _environment(source) for source in found}
         self._gpus = GpuWatch(
             clock,
-            {source.name: partial(environment_of_writer, source.path) for source in config.sources},
+            self._environments,
             gpu_map=config.gpu_map,
             pcie=config.pcie_throughput,
             record=config.gpu_record,
@@ -164,12 +215,13 @@ class Agent:
         )
         file = None if config.state is None else StateFile(config.state)
         self._keeper = None if file is None else Keeper[AgentState](file, clock, self.fail)
-        memories, recall = _remembered(file, clock, [key_of(source) for source in config.sources])
-        self._sources = [
-            _Source(source, config, clock, self._gpus.fact, memories.get(key_of(source)), recall)
-            for source in config.sources
-        ]
-        self._waker = Waker([source.path for source in config.sources], clock.monotonic_s)
+        self._memories, self._recall = _remembered(file, clock, [key_of(source) for source in found])
+        self._waker = Waker((), clock.monotonic_s)
+        self._sources: list[_Source] = []
+        self._configs: dict[str, SourceConfig] = {}
+        for source in found:
+            self._add(source)
+        self._look_at_s = clock.monotonic_s() + LOOK_S
         self._ended = threading.Event()
         self._on_failure = on_failure
         self.failed = False
@@ -182,6 +234,15 @@ class Agent:
             config.listen.port,
             Views(self._metrics, self._unhealthy, self._unready, self._facts),
             on_failure=lambda _: self.fail(),
+        )
+
+    def _add(self, source: SourceConfig) -> None:
+        memory = self._memories.get(key_of(source))
+        self._configs[source.name] = source
+        if not source.unit and not source.is_stdin:
+            self._waker.add(source.path)
+        self._sources.append(
+            _Source(source, self._config, self._clock, self._gpus.fact, memory, self._recall, self._waker.wake)
         )
 
     @property
@@ -220,7 +281,10 @@ class Agent:
         last: Callable[[Moment], Memory] | None = None
         try:
             while not self._ended.is_set():
+                self._look()
                 more = [source.turn() for source in self._sources]
+                if any(source.found and source.is_file for source in self._sources):
+                    self._waker.found()
                 self._publish()
                 self._keep()
                 if not any(more):
@@ -235,6 +299,16 @@ class Agent:
             self._waker.close()
             for source in self._sources:
                 source.close()
+
+    def _look(self) -> None:
+        """Look for files that match a pattern and have come lately."""
+        if not self._patterns or self._clock.monotonic_s() < self._look_at_s:
+            return
+        self._look_at_s = self._clock.monotonic_s() + LOOK_S
+        for source in _matching(self._patterns, self._configs):
+            logger.info("source %s: %s has come", source.name, source.path)
+            self._environments[source.name] = _environment(source)
+            self._add(source)
 
     def _watch_gpus(self) -> None:
         try:
@@ -259,6 +333,7 @@ class Agent:
                 version=metadata.version("cuzk-agent"),
                 python_version=platform.python_version(),
                 rolling_window_s=self._config.rolling_window_s,
+                waker=self._waker.state(),
             )
             self._published = _Published(state, now_s)
         return self._published
@@ -327,7 +402,49 @@ class Agent:
 
 def key_of(source: SourceConfig) -> str:
     """What a source is, in a state that is kept: the same log again, whatever it is called."""
+    if source.unit:
+        return f"journal {source.unit}"
+    if source.is_stdin:
+        return "stdin"
     return f"file {os.path.abspath(source.path)}"  # noqa: PTH100  Path.absolute keeps `..`
+
+
+def _environment(source: SourceConfig) -> Callable[[], CudaEnvironment | None]:
+    """Looks for the environment of the daemon that writes a log."""
+    if source.unit or source.is_stdin:
+        return lambda: None
+    return partial(environment_of_writer, source.path)
+
+
+def _matching(patterns: Sequence[SourceConfig], known: Mapping[str, SourceConfig]) -> list[SourceConfig]:
+    """The files that patterns stand for and that aren't known, each with a name of its own."""
+    by_name = dict(known)
+    paths = {source.path for source in known.values()}
+    found = []
+    for pattern in patterns:
+        room = MAX_MATCHES - sum(source.pattern == pattern.path for source in by_name.values())
+        for path in matching(pattern.path):
+            if path in paths:
+                continue
+            if room <= 0:
+                logger.warning("%s: more files match than are followed; %s is not", pattern.path, path)
+                break
+            source = SourceConfig(_free_name(pattern, path, by_name), path, pattern=pattern.path)
+            by_name[source.name] = source
+            paths.add(path)
+            found.append(source)
+            room -= 1
+    return found
+
+
+def _free_name(pattern: SourceConfig, path: Path, taken: Mapping[str, SourceConfig]) -> str:
+    prefix = f"{pattern.name}/" if pattern.name else ""
+    names = [path.parent.name, path.stem] if path.stem.isdigit() else [path.stem, path.name]
+    for name in (*names, f"{path.parent.name}/{path.name}", str(path)):
+        shown = "".join(c if c.isprintable() else "?" for c in prefix + name)[-64:].strip()
+        if shown and shown not in taken:
+            return shown
+    return next(name for n in itertools.count(2) if (name := f"{path.stem[-50:]}#{n}") not in taken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,8 @@ def _config(arguments: argparse.Namespace) -> Config:
     return load(
         file=arguments.config,
         logs=arguments.log,
+        journals=arguments.journal,
+        tee=arguments.tee,
         options={name: value for name, value in options.items() if value is not None},
         environ=os.environ,
     )
@@ -285,8 +287,17 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="[NAME=]PATH",
-        help="a log to follow, may be given several times; NAME is its label `source`, by default from the file's name",
+        help="a log to follow, a quoted glob of several, or - for stdin; may be given several times; NAME is its label "
+        "`source`, by default from the file's name",
     )
+    configured.add_argument(
+        "--journal",
+        action="append",
+        default=[],
+        metavar="[NAME=]UNIT",
+        help="a systemd unit to follow in the journal, may be given several times",
+    )
+    configured.add_argument("--tee", action="store_true", help="with --log -: pass stdin on to stdout")
     configured.add_argument("--config", metavar="FILE", help="TOML file; the environment and options override it")
     configured.add_argument("--listen", metavar="HOST:PORT", help=f"address of the HTTP server ({DEFAULT_LISTEN})")
     configured.add_argument(

@@ -34,7 +34,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -61,6 +61,7 @@ class Listen:
 
 
 DEFAULT_LISTEN: Final = Listen("127.0.0.1", 9822)
+_STDIN: Final = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,26 @@ class SourceConfig:
     """One log to follow."""
 
     name: str
-    """Value of the label `source`: unique, 1 to 64 printable characters."""
-    path: Path
+    """Value of the label `source`: unique, 1 to 64 printable characters. Of a pattern it goes before the names of its
+    files, and may be empty."""
+    path: Path = Path()
+    """A file, or several by a pattern; `-` is standard input."""
+    unit: str = ""
+    """If not empty, it is followed in the journal, and there is no path."""
+    tee: bool = False
+    """Standard input is passed on to standard output."""
+    pattern: Path | None = None
+    """Of one of the files that a pattern stands for."""
+
+    @property
+    def target(self) -> str:
+        """What is followed."""
+        return f"the journal of {self.unit}" if self.unit else str(self.path)
+
+    @property
+    def is_stdin(self) -> bool:
+        """Whether it is standard input."""
+        return not self.unit and self.path == _STDIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +123,16 @@ def load(
     *,
     file: str | None = None,
     logs: Sequence[str] = (),
+    journals: Sequence[str] = (),
+    tee: bool = False,
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
     """The configuration of all layers together. Raises `ConfigError`.
 
-    `file` is the path given to --config (else CUZK_AGENT_CONFIG is looked at), `logs` the values of --log, `options`
-    those of other options that were given, by name (`--log-level`).
+    `file` is the path given to --config (else CUZK_AGENT_CONFIG is looked at), `logs` the values of --log, `journals`
+    of --journal, `tee` whether there is a --tee, `options` the values of other options that were given, by name
+    (`--log-level`).
     """
     variables = {name: value for name, value in (environ or {}).items() if value}
     _refuse_misspelt(variables)
@@ -118,9 +140,16 @@ def load(
     if path := file or variables.get("CUZK_AGENT_CONFIG"):
         values |= _from_file(Path(path))
     values |= _from_environ(variables)
-    values |= _from_options(logs, options or {})
+    values |= _from_options(logs, journals, options or {})
     if not values.get("sources"):
-        raise ConfigError("no log to follow: give --log PATH, set CUZK_AGENT_LOG, or write a [[source]] into the file")
+        raise ConfigError(
+            "no log to follow: give --log PATH or --journal UNIT, set CUZK_AGENT_LOG, or write a [[source]] into the "
+            "file"
+        )
+    if tee:
+        if not any(source.is_stdin for source in values["sources"]):
+            raise ConfigError("command line: --tee passes standard input on: expected --log - with it")
+        values["sources"] = tuple(replace(source, tee=source.is_stdin) for source in values["sources"])
     return Config(**values)
 
 
@@ -128,7 +157,9 @@ def to_toml(config: Config) -> str:
     """The configuration as a file from which `load` makes the same."""
     lines = [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in _TOP]
     for source in config.sources:
-        lines += ["", "[[source]]", f"name = {_toml(source.name)}", f"path = {_toml(str(source.path))}"]
+        lines += ["", "[[source]]", *([f"name = {_toml(source.name)}"] if source.name else [])]
+        lines += [f"unit = {_toml(source.unit)}" if source.unit else f"path = {_toml(str(source.path))}"]
+        lines += ["tee = true"] if source.tee else []
     for table, settings in _TABLES.items():
         lines += ["", f"[{table}]"]
         lines += [f"{setting.key} = {_toml(setting.show(getattr(config, setting.field)))}" for setting in settings]
@@ -153,17 +184,28 @@ def parse_source(value: object) -> SourceConfig:
 
     A relative path that itself looks like `NAME=PATH` is written with `./` before it.
     """
+    name, rest = _named(value, _PATH_EXPECTED)
+    path = _parse_path(rest)
+    return SourceConfig(_name_of(path) if name is None else name, path)
+
+
+def parse_unit_source(value: object) -> SourceConfig:
+    """From `UNIT` or `NAME=UNIT`. Raises ValueError with what was expected."""
+    name, rest = _named(value, _UNIT_EXPECTED)
+    unit = _parse_unit(rest)
+    return SourceConfig(_name_of_unit(unit) if name is None else name, unit=unit)
+
+
+def _named(value: object, expected: str) -> tuple[str | None, str]:
     if not isinstance(value, str):
-        raise ValueError(_PATH_EXPECTED)
+        raise ValueError(expected)
     named = re.fullmatch(r"([A-Za-z0-9_.-]{1,64})=(.*)", value, re.DOTALL)
-    if named is not None and named[1] not in {".", ".."}:
-        return SourceConfig(named[1], _parse_path(named[2]))
-    path = _parse_path(value)
-    return SourceConfig(_name_of(path), path)
+    return (named[1], named[2]) if named is not None and named[1] not in {".", ".."} else (None, value)
 
 
 _UNITS_S: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _PATH_EXPECTED: Final = "the path of a log file"
+_UNIT_EXPECTED: Final = "the name of a systemd unit, such as cuzk.service"
 _RECORD_EXPECTED: Final = "the path of a file, in a folder that exists"
 _GPU_MAP_EXPECTED: Final = "the UUID (GPU-…) or PCI bus id (00000000:2A:00.0) of a GPU for each ordinal of the daemon"
 _DEVICE: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}|([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
@@ -278,7 +320,23 @@ def default_state(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
+def _parse_unit(value: object) -> str:
+    """With its suffix. Nothing in it means anything to a program that is given it."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9:_.\\@-]{0,200}", value):
+        raise ValueError(_UNIT_EXPECTED)
+    return value if re.search(r"\.(service|scope|slice)$", value) else value + ".service"
+
+
+def _name_of_unit(unit: str) -> str:
+    return _parse_name(unit.rpartition(".")[0].replace("\\", "_")[:64])
+
+
 def _name_of(path: Path) -> str:
+    if path == _STDIN:
+        return "stdin"
+    if re.search(r"[*?\[]", str(path)):
+        # Its files have names.
+        return ""
     # Under /var/log/pods a container's logs are called <container>/0.log, 1.log …
     name = path.parent.name if path.stem.isdigit() and path.parent.name else path.stem
     try:
@@ -330,7 +388,7 @@ _DOTTED_BY_KEY: Final = {
     **{setting.key: setting.key for setting in _TOP},
     **{setting.key: f"{table}.{setting.key}" for table, settings in _TABLES.items() for setting in settings},
     **{key: key for key in ("source", *_TABLES)},
-    **{key: f"source[].{key}" for key in ("name", "path")},
+    **{key: f"source[].{key}" for key in ("name", "path", "unit", "tee")},
 }
 
 
@@ -370,13 +428,25 @@ def _parse_source_table(where: str, number: int, table: object) -> SourceConfig:
     prefix = f"source[{number}]."
     if not isinstance(table, dict):
         raise _wrong(where, prefix.rstrip("."), table, "a table [[source]]")
-    _refuse_unknown(where, prefix, table, {"name", "path"})
-    if "path" not in table:
+    _refuse_unknown(where, prefix, table, {"name", "path", "unit", "tee"})
+    if "path" in table and "unit" in table:
+        raise _wrong(where, prefix + "unit", table["unit"], "either a path or a unit")
+    if "unit" in table:
+        unit: str = _parse(_parse_unit, where, prefix + "unit", table["unit"])
+        source = SourceConfig(_name_of_unit(unit), unit=unit)
+    elif "path" in table:
+        path: Path = _parse(_parse_path, where, prefix + "path", table["path"])
+        source = SourceConfig("", path)
+    else:
         raise ConfigError(f"{where}: {prefix}path is missing: expected {_PATH_EXPECTED}")
-    path: Path = _parse(_parse_path, where, prefix + "path", table["path"])
     if "name" in table:
-        return SourceConfig(_parse(_parse_name, where, prefix + "name", table["name"]), path)
-    return SourceConfig(_parse(lambda _: _name_of(path), where, prefix + "path", table["path"]), path)
+        source = replace(source, name=_parse(_parse_name, where, prefix + "name", table["name"]))
+    elif not source.unit:
+        source = replace(source, name=_parse(lambda _: _name_of(path), where, prefix + "path", table["path"]))
+    tee: bool = _parse(_parse_switch, where, prefix + "tee", table.get("tee", False))
+    if tee and not source.is_stdin:
+        raise _wrong(where, prefix + "tee", table["tee"], 'path = "-" with it')
+    return replace(source, tee=tee)
 
 
 def _from_environ(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -392,31 +462,33 @@ def _from_environ(variables: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _from_options(logs: Sequence[str], options: Mapping[str, str]) -> dict[str, Any]:
+def _from_options(logs: Sequence[str], journals: Sequence[str], options: Mapping[str, str]) -> dict[str, Any]:
     where = "command line"
     values: dict[str, Any] = {
         _OPTIONS[name].field: _parse(_OPTIONS[name].parse, where, name, value) for name, value in options.items()
     }
-    if logs:
-        values["sources"] = _distinct(where, [_parse(parse_source, where, "--log", log) for log in logs])
+    sources = [_parse(parse_source, where, "--log", log) for log in logs]
+    sources += [_parse(parse_unit_source, where, "--journal", unit) for unit in journals]
+    if sources:
+        values["sources"] = _distinct(where, sources)
     return values
 
 
 def _distinct(where: str, sources: Sequence[SourceConfig]) -> tuple[SourceConfig, ...]:
     by_name: dict[str, SourceConfig] = {}
-    by_path: dict[Path, SourceConfig] = {}
+    by_target: dict[str, SourceConfig] = {}
     for source in sources:
-        if source.name in by_name:
+        if source.name and source.name in by_name:
             raise ConfigError(
-                f'{where}: {by_name[source.name].path} and {source.path} are both named "{source.name}": '
+                f'{where}: {by_name[source.name].target} and {source.target} are both named "{source.name}": '
                 "expected a name of its own for each log (--log NAME=PATH, or name in [[source]])"
             )
-        if source.path in by_path:
+        if source.target in by_target:
             raise ConfigError(
-                f'{where}: "{by_path[source.path].name}" and "{source.name}" both follow {source.path}: '
+                f'{where}: "{by_target[source.target].name}" and "{source.name}" both follow {source.target}: '
                 "expected each log once"
             )
-        by_name[source.name] = by_path[source.path] = source
+        by_name[source.name] = by_target[source.target] = source
     return tuple(sources)
 
 

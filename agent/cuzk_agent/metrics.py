@@ -23,6 +23,8 @@ from prometheus_client.samples import Exemplar as MetricExemplar
 
 from cuzk_agent.gpu.state import Comparison, GpuChip, Method, NvmlState, NvmlView
 from cuzk_agent.log.source import FollowState, ReadStats
+from cuzk_agent.log.waker import Method as WakerMethod
+from cuzk_agent.log.waker import WakerState
 from cuzk_agent.snapshot import Keeping
 from cuzk_agent.timeline.state import Exemplar, GpuState, Histogram, TimelineState
 from cuzk_agent.windows import Rolling
@@ -46,6 +48,8 @@ class SourceView:
 
     timeline: TimelineState
     read: ReadStats
+    delay_s: float | None = None
+    """How long after it happened the last event was read; None before one was seen as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class AgentState:
     """What NVML tells; None until it has been looked at."""
     keeping: Keeping | None = None
     """How the keeping of the state goes; None if it isn't kept."""
+    waker: WakerState | None = None
+    """What wakes the thread that reads the logs."""
 
 
 class _Family(Metric):
@@ -588,12 +594,40 @@ def _agent(state: AgentState) -> Iterator[Metric]:
     lag = _Family(
         "gauge", "cuzk_agent_read_lag_bytes", "Bytes that the source holds and that are not read yet.", "source"
     )
+    delay = _Family(
+        "gauge",
+        "cuzk_agent_event_delay_seconds",
+        "How long after it happened the last event was read, in seconds.",
+        "source",
+    )
+    envelope = _Family(
+        "info", "cuzk_agent_source_info", "In what the source's lines are wrapped.", "source", "envelope"
+    )
+    waker = _Family("gauge", "cuzk_agent_waker", "1 for what wakes the reader of a quiet log, else 0.", "method")
+    if state.waker is not None:
+        for method in WakerMethod:
+            waker.add(state.waker.method is method, method)
     reading: tuple[tuple[_Family, Callable[[ReadStats], int]], ...] = (
         (_Family("counter", "cuzk_agent_lines_total", "Lines read.", "source"), lambda read: read.lines),
         (_Family("counter", "cuzk_agent_read_bytes_total", "Bytes read.", "source"), lambda read: read.read_bytes),
         (
             _Family("counter", "cuzk_agent_lost_bytes_total", "Bytes that were gone before they were read.", "source"),
             lambda read: read.lost_bytes,
+        ),
+        (
+            _Family(
+                "counter", "cuzk_agent_lost_lines_total", "Lines that the source says were dropped before it.", "source"
+            ),
+            lambda read: read.lost_lines,
+        ),
+        (
+            _Family(
+                "counter",
+                "cuzk_agent_reader_restarts_total",
+                "Times that journalctl was started again.",
+                "source",
+            ),
+            lambda read: read.restarts,
         ),
         (
             _Family("counter", "cuzk_agent_rotations_total", "Times that the log was rotated.", "source"),
@@ -624,9 +658,11 @@ def _agent(state: AgentState) -> Iterator[Metric]:
         for reason, count in timeline.unparsed.items():
             unparsed.add(count, source, reason)
         lag.add(read.lag_bytes, source)
+        delay.add(view.delay_s, source)
+        envelope.add(1, source, read.envelope)
         for family, value in reading:
             family.add(value(read), source)
-    yield from (info, up, states, settled, late, torn, unparsed, lag)
+    yield from (info, envelope, up, states, settled, late, torn, unparsed, lag, delay, waker)
     yield from (family for family, _ in reading)
 
 

@@ -427,7 +427,7 @@ def test_what_is_known_to_exist_is_born_at_zero() -> None:
         "cuzk_synth_rolling_seconds",
     }
     assert full.keys() - found.keys() == seen_first_when_measured
-    always_one = {"cuzk_engine_info", "cuzk_agent_info", "cuzk_agent_source_state"}
+    always_one = {"cuzk_engine_info", "cuzk_agent_info", "cuzk_agent_source_info", "cuzk_agent_source_state"}
     for name, there in found.items():
         if name.startswith("cuzk_") and name not in always_one:
             assert {sample.value for sample in there} == {0.0}, name

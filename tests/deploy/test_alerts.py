@@ -91,7 +91,7 @@ def has_its_agent_restarted(recorder: Recorder) -> None:
             recorder.start_agent()
 
     recorder.at_step = restart
-    recorder.play(WELL, 45 * MINUTE_S, chips=True)
+    recorder.play(replace(WELL, setting=replace(CALM, gpus=2)), 45 * MINUTE_S, chips=True)
 
 
 def is_restarted(recorder: Recorder) -> None:

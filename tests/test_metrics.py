@@ -293,7 +293,7 @@ KEEPING = Keeping(writes=240, errors=1, seconds=3.25, last=Written(151_552, 1_76
 
 
 def agent_state(timeline: TimelineState, read: ReadStats = READ, source: str = "cuzk") -> AgentState:
-    view = SourceView(timeline, read, 0.125)
+    view = SourceView(timeline, read, None if timeline.last_event_unix_seconds is None else 0.125)
     return AgentState({source: view}, "0.1.0", "3.11.9", nvml=NVML, keeping=KEEPING, waker=WAKER)
 
 
@@ -410,6 +410,7 @@ def test_what_is_known_to_exist_is_born_at_zero() -> None:
     found = samples(page(replace(born, nvml=None, keeping=Keeping()), OPENMETRICS))
     full = samples(page(replace(grown, nvml=None), OPENMETRICS))
     seen_first_when_measured = {
+        "cuzk_agent_event_delay_seconds",
         "cuzk_timeline_last_event_timestamp_seconds",
         "cuzk_engine_start_timestamp_seconds",
         "cuzk_clock_anchor_uncertainty_seconds",
@@ -427,7 +428,13 @@ def test_what_is_known_to_exist_is_born_at_zero() -> None:
         "cuzk_synth_rolling_seconds",
     }
     assert full.keys() - found.keys() == seen_first_when_measured
-    always_one = {"cuzk_engine_info", "cuzk_agent_info", "cuzk_agent_source_info", "cuzk_agent_source_state"}
+    always_one = {
+        "cuzk_engine_info",
+        "cuzk_agent_info",
+        "cuzk_agent_source_info",
+        "cuzk_agent_source_state",
+        "cuzk_agent_waker",
+    }
     for name, there in found.items():
         if name.startswith("cuzk_") and name not in always_one:
             assert {sample.value for sample in there} == {0.0}, name

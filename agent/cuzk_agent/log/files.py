@@ -169,14 +169,20 @@ class _OpenFile:
 
     def mark(self) -> FileMark:
         """How far it is read."""
+        head, size = self.head, self.seen_size
+        if not self.position:
+            # Nothing is known of it yet but what it holds now.
+            with contextlib.suppress(OSError):
+                head = self.handle.read_at(0, FINGERPRINT_BYTES)
+                size = max(size, self.handle.unread(0))
         return FileMark(
             log=str(self.log),
             device=self.identity.device,
             inode=self.identity.inode,
             offset=self.position,
-            size=self.seen_size,
+            size=size,
             mtime_ns=self.seen_mtime_ns,
-            head=Fingerprint.of(self.head),
+            head=Fingerprint.of(head),
             tail=Fingerprint.of(self.tail),
             splitter=self.splitter.state(),
             left_behind=self.left_behind,

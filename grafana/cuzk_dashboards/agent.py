@@ -18,6 +18,7 @@ from cuzk_dashboards.kit import (
     instance_variable,
     mapped,
     neutral,
+    none_is_good,
     number,
     restarts,
     source_variable,
@@ -52,7 +53,7 @@ def board() -> Board:
             Query(f"sum((up{{{HOST}}} == bool 0) {OURS})"),
             unit="none",
             decimals=0,
-            limits=above(1, 1),
+            limits=none_is_good(),
         ),
         number(
             "Not read",
@@ -61,7 +62,7 @@ def board() -> Board:
             Query(f"sum(cuzk_agent_source_up{{{LOG}}} == bool 0)"),
             unit="none",
             decimals=0,
-            limits=above(1, 1),
+            limits=none_is_good(),
         ),
         number(
             "Settled",
@@ -87,7 +88,7 @@ def board() -> Board:
             "than the agent came along. Keep one more rotated file.",
             Query(increase("cuzk_agent_lost_bytes_total", LOG)),
             unit="bytes",
-            limits=above(1, 1),
+            limits=none_is_good(),
         ),
         number(
             "Unclear",

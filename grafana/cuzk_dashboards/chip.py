@@ -19,11 +19,13 @@ from cuzk_dashboards.kit import (
     grid,
     increase,
     instance_variable,
+    none_is_good,
     number,
     rate,
     restarts,
     source_variable,
     states,
+    steps,
     unit_of,
     width,
 )
@@ -118,7 +120,7 @@ def board() -> Board:
             name=True,
             unit="none",
             decimals=0,
-            limits=above(1, 1),
+            limits=none_is_good(),
         ),
     )
     board.line(
@@ -192,7 +194,7 @@ def board() -> Board:
             f"Of each GPU; {DRIVERLESS}. Steady below 80 °C is well; from 85 °C on it will throttle.",
             Query(f"cuzk_gpu_temperature_celsius{{{CHIP}}}", EACH),
             unit="celsius",
-            limits=above(80, 85),
+            limits=steps((None, GOOD), (80, WARN), (85, BAD)),
         ),
     )
     board.line(
@@ -238,9 +240,7 @@ def board() -> Board:
             "Errors",
             "XID and memory errors; while there are none it may be empty. corrected ones now and then are harmless. "
             "XID 79 is a lost GPU, 48 and 94 are memory, 13 and 31 are the program's.",
-            Query(
-                f"round(sum by ({BY_GPU}) (increase(cuzk_gpu_xid_errors_total{{{CHIP}}}[{NOW}]))) > 0", f"XID {EACH}"
-            ),
+            Query(f"round(sum by ({BY_GPU}) (increase(cuzk_gpu_xid_errors_total{{{CHIP}}}[{NOW}])))", f"XID {EACH}"),
             Query(
                 f"round(sum by ({BY_GPU}, kind) (increase(cuzk_gpu_ecc_errors_total{{{CHIP}}}[{NOW}]))) > 0",
                 f"ECC {{{{kind}}}} {EACH}",

@@ -11,7 +11,6 @@ from cuzk_dashboards.kit import (
     Board,
     Column,
     Query,
-    above,
     below,
     coloured_text,
     earning,
@@ -22,6 +21,7 @@ from cuzk_dashboards.kit import (
     link,
     mapped,
     neutral,
+    none_is_good,
     number,
     one_each,
     rate,
@@ -104,7 +104,7 @@ def board() -> Board:
             Query(f"round({increase('cuzk_proof_outcomes_total', NOT_PROVED)})"),
             unit="none",
             decimals=0,
-            limits=above(1, 1),
+            limits=none_is_good(),
         ),
         number(
             "Alerts",
@@ -136,7 +136,7 @@ def board() -> Board:
                 Column(
                     "alerts",
                     f"{SOURCES} * 0 + on (instance) group_left () count by (instance) ({FIRING})",
-                    properties=[*unit_of("none", 0), *coloured_text(above(1, 1)), width(90)],
+                    properties=[*unit_of("none", 0), *coloured_text(none_is_good()), width(90)],
                 ),
                 *(_lost(cause) for cause in CAUSES if cause != "no_work"),
                 Column(
@@ -152,7 +152,7 @@ def board() -> Board:
                 Column(
                     "not proved",
                     f"round({increase('cuzk_proof_outcomes_total', NOT_PROVED, by=EACH)})",
-                    properties=[*unit_of("none", 0), *coloured_text(above(1, 1)), width(90)],
+                    properties=[*unit_of("none", 0), *coloured_text(none_is_good()), width(90)],
                 ),
                 Column(
                     "energy",

@@ -29,6 +29,8 @@ from grafana_foundation_sdk.models import prometheus as p
 from cuzk_dashboards.palette import BAD, GOOD, KINDS, MEASURE, QUANTILES, QUIET, SCHEME, WARN, Colours
 
 COLUMNS: Final = 24
+POINTS: Final = 180
+"""At most in one picture: with more, a prover's cycles of some minutes are a hedge of spikes in a picture of hours."""
 TAG: Final = "cuzk"
 SOURCE_OF_DATA: Final = d.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -135,6 +137,11 @@ def above(warn: float, bad: float) -> dashboard.ThresholdsConfig:
     return steps((None, QUIET), (0, GOOD), (warn, WARN), (bad, BAD))
 
 
+def none_is_good() -> dashboard.ThresholdsConfig:
+    """One is too many."""
+    return steps((None, QUIET), (0, GOOD), (1, BAD))
+
+
 def neutral() -> dashboard.ThresholdsConfig:
     """No verdict."""
     return steps((None, MEASURE))
@@ -195,6 +202,7 @@ def graph(
         .unit(unit)
         .min(0)
         .color_scheme(_scheme(d.FieldColorModeId.PALETTE_CLASSIC))
+        .max_data_points(POINTS)
         .line_width(0 if stacked else 2 if colours else 1)
         .fill_opacity(70 if stacked else 0)
         .show_points(c.VisibilityMode.NEVER if stacked or bars else c.VisibilityMode.AUTO)
@@ -341,6 +349,7 @@ def heat(title: str, about: str, histogram: str, selector: str, *, unit: str = "
         .targets(
             _targets([query], lambda query: query.range().exemplar(True).format(p.PromQueryFormat.HEATMAP)),
         )
+        .max_data_points(POINTS)
         .calculate(False)
         .color(
             heatmap.HeatmapColorOptions()
@@ -549,7 +558,7 @@ class Board:
     about: str
     variables: Sequence[dashboard.QueryVariable]
     annotations: Sequence[_Built] = ()
-    since: str = "now-6h"
+    since: str = "now-3h"
     _rows: list[tuple[str | None, list[tuple[list[AnyPanel], int, list[int]]]]] = field(default_factory=list)
 
     def row(self, title: str | None = None) -> None:

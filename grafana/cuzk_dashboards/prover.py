@@ -22,6 +22,7 @@ from cuzk_dashboards.kit import (
     heat,
     increase,
     instance_variable,
+    none_is_good,
     number,
     one_each,
     quantiles,
@@ -94,7 +95,7 @@ def board() -> Board:
             Query(f"round({increase('cuzk_proof_outcomes_total', NOT_PROVED)})"),
             unit="none",
             decimals=0,
-            limits=above(1, 1),
+            limits=none_is_good(),
         ),
         number(
             "Energy",

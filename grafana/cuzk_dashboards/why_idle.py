@@ -119,7 +119,7 @@ def board() -> Board:
             empty="no work",
         ),
         number(
-            "Synthesis against GPUs",
+            "Synthesis / GPUs",
             "Units a second that synthesis finishes while it is at work, by those that the GPUs would take if they "
             "were always busy, over the range shown; without work it may be empty. Below 100 % synthesis is the "
             "bottleneck, by what is missing; at 100 % and more the GPUs are, and hold it back.",
@@ -174,9 +174,9 @@ def board() -> Board:
         8,
         graph(
             "Within a job, and between two",
-            "Closed gaps, as GPUs that idled. Within a job: its partitions don't come fast enough. Between two: "
-            "there are too few jobs at a time, or the next one's synthesis begins too late. Until the log names a "
-            "GPU it may be empty.",
+            "Closed gaps, as GPUs that idled; a gap is booked when it closes, so that long ones stand out. Within a "
+            "job: its partitions don't come fast enough. Between two: there are too few jobs at a time, or the next "
+            "one's synthesis begins too late. Until the log names a GPU it may be empty.",
             Query(
                 f"sum by (boundary) (rate(cuzk_gpu_gap_boundary_seconds_total{{{GPU}}}[{NOW}]))",
                 "{{boundary}}",
@@ -300,7 +300,7 @@ def board() -> Board:
             "Partitions whose proof was wrong, by the GPU that computed it, in the range up to each moment. More "
             "than one on a GPU: take it out, and look for XID and ECC errors on the board Chip.",
             Query(
-                f'sum by (instance, source, gpu) (increase(cuzk_trouble_total{{{GPU}, kind="bad_partition"}}[{NOW}]))',
+                f'round(sum by (instance, source, gpu) (increase(cuzk_trouble_total{{{GPU}, kind="bad_partition"}}[{NOW}])))',
                 "{{instance}} {{source}} {{gpu}}",
             ),
             unit="none",

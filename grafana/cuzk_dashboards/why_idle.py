@@ -28,6 +28,7 @@ from cuzk_dashboards.palette import BOUNDARIES, CAUSES, GOOD, STAGES, Colours
 
 WORK = f'{GPU}, cause!="no_work"'
 FAULTY = f'{GPU}, cause=~"{FAULTS}"'
+BAD_PARTITION = f'{GPU}, kind="bad_partition"'
 IDLE = "cuzk_gpu_idle_seconds_total"
 BUSY = "cuzk_gpu_logged_busy_seconds_total"
 PROVER = "instance, source"
@@ -300,7 +301,7 @@ def board() -> Board:
             "Partitions whose proof was wrong, by the GPU that computed it, in the range up to each moment. More "
             "than one on a GPU: take it out, and look for XID and ECC errors on the board Chip.",
             Query(
-                f'round(sum by (instance, source, gpu) (increase(cuzk_trouble_total{{{GPU}, kind="bad_partition"}}[{NOW}])))',
+                f"round(sum by (instance, source, gpu) (increase(cuzk_trouble_total{{{BAD_PARTITION}}}[{NOW}])))",
                 "{{instance}} {{source}} {{gpu}}",
             ),
             unit="none",

@@ -59,6 +59,8 @@ MAX_MATCHES = 64
 """Files that one pattern may stand for, gone ones among them: each has series of its own."""
 KEEP_WAIT_S = 2.0
 """An answer waits for so long for its state to be kept; then it is of the last one that was."""
+LIVE_S = 0.75
+"""What came since a look that was no longer ago than this has just been written."""
 STUCK_S = 30.0
 """The thread that follows the logs is taken for stuck when it has published nothing for so long."""
 
@@ -94,6 +96,7 @@ class _Source:
         self._warming_up = position is None and start.start == "end"
         self._follower = _follower(config, start, clock, position, wake)
         self._was_at_end = False
+        self._looked_s = self._began[0]
         self._last_event_unix_s: float | None = None
         self._read_unix_s = 0.0
         """When lines were read last."""
@@ -123,13 +126,14 @@ class _Source:
 
     def turn(self) -> bool:
         """Reads a bounded piece of the log. True if there is more to read at once."""
+        looked_s, self._looked_s = self._looked_s, self._clock.monotonic_s()
         batch = self._follower.read()
         monotonic_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
         if self._warming_up and not batch.past:
-            self._end_warm_up()
-        self._feed(batch, Arrival(monotonic_s, unix_s, live=self._was_at_end))
+            self._end_warm_up(batch)
+        self._feed(batch, Arrival(monotonic_s, unix_s, live=self._was_at_end and monotonic_s - looked_s <= LIVE_S))
         if self._warming_up and batch.at_end:
-            self._end_warm_up()
+            self._end_warm_up(batch)
         if batch.at_end:
             self._pipeline.settle(batch.read_monotonic_s, unix_s - (monotonic_s - batch.read_monotonic_s))
         self._was_at_end = batch.at_end
@@ -153,10 +157,12 @@ class _Source:
         if batch.lines and arrival.live:
             self._read_unix_s = arrival.unix_s
 
-    def _end_warm_up(self) -> None:
+    def _end_warm_up(self, batch: Batch) -> None:
         """All that the log held when it was first looked at has been fed."""
         self._warming_up = False
-        self._pipeline.count_from_here(*self._began)
+        monotonic_s, unix_s = self._began
+        ago_s = max(monotonic_s - batch.read_monotonic_s, 0.0)
+        self._pipeline.count_from_here(monotonic_s - ago_s, unix_s - ago_s)
 
     def memory(self) -> SourceMemory | None:
         """All that is known of it, to be kept; None if there is nothing to go on from."""

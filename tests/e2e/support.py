@@ -61,6 +61,15 @@ class Page:
         return found
 
 
+    def counters(self, **labels: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """All series with these labels that may never fall."""
+        return {
+            (name, have): value
+            for (name, have), value in self._samples.items()
+            if name.endswith(("_total", "_count", "_sum", "_bucket")) and labels.items() <= have
+        }
+
+
 class Process:
     """A program that logs to stderr, ended by its process id when the context is left."""
 

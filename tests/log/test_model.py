@@ -157,15 +157,14 @@ class World(RuleBasedStateMachine):
         os.truncate(self.log, 0)
         self.touch(self.log)
         inode = self.log.stat().st_ino
-        if self.follower is not None:
-            self.seen[inode] = 0
-        else:
+        self.seen[inode] = 0
+        if self.follower is None:
             self.copied.add(inode)
 
     def may_copy(self) -> bool:
         """A file of which nothing is read, or one that the writer has not come to, can't be known in its copy."""
         about = self.path.stat()
-        return self.seen.get(about.st_ino, 0) > 0
+        return self.seen.get(about.st_ino, 0) > 0 or about.st_ino in self.copied
 
     @precondition(lambda self: self.rotations_since_open == 0)
     @rule()
@@ -236,7 +235,6 @@ class World(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         self.follower = FileFollower(self.path, "start", lambda: self.now_s, resume=self.position)
-        self.seen |= dict.fromkeys(self.copied, 0)
         self.copied.clear()
 
 
@@ -267,7 +265,7 @@ class Truncating(World):
     @rule()
     def truncate(self) -> None:
         about = self.path.stat()
-        self.unseen += about.st_size - self.seen.get(about.st_ino, 0)
+        self.unseen += max(0, about.st_size - self.seen.get(about.st_ino, 0))
         if about.st_ino in self.seen:
             self.seen[about.st_ino] = 0
         os.truncate(self.path, 0)

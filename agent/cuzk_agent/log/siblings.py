@@ -11,6 +11,7 @@ import re
 import stat
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol
 
@@ -199,13 +200,36 @@ class Sibling(NamedTuple):
 
 
 def rotated(log: Path) -> list[Sibling]:
-    """What the log was rotated into, from the oldest to the newest: by their last change, and where that is the same,
-    by their numbers."""
+    """What the log was rotated into, from the oldest to the newest.
+
+    Their names tell, if they are all of one kind: times of last change don't always, for a writer may be slow to leave
+    a file. Numbers grow with age, unless it is plain that they don't.
+    """
     found = [one for one in beside(log) if is_rotated(one.path.name, log.name)]
     names = {one.path.name for one in found}
     # While a file is being packed, it is there twice.
     whole = [one for one in found if one.path.suffix not in _PACKED or one.path.stem not in names]
-    return sorted(whole, key=lambda one: (one.mtime_ns, -_number(one.path.name), one.path.name))
+    in_time = sorted(whole, key=lambda one: (one.mtime_ns, -(_number(one) or 0), one.path.name))
+    if all(_number(one) is not None for one in whole):
+        rising = sorted(whole, key=lambda one: _number(one) or 0)
+        return min(rising[::-1], rising, key=_disorder)
+    if all(_number(one) is None for one in whole) and len({len(_plain_name(one)) for one in whole}) == 1:
+        return sorted(whole, key=_plain_name)
+    return in_time
+
+
+def _disorder(siblings: list[Sibling]) -> int:
+    return sum(after.mtime_ns < before.mtime_ns for before, after in pairwise(siblings))
+
+
+def _plain_name(one: Sibling) -> str:
+    return one.path.stem if one.path.suffix in _PACKED else one.path.name
+
+
+def _number(one: Sibling) -> int | None:
+    """Of `log.2` or `log.2.gz`; none of a date or a time."""
+    found = re.search(r"\.(\d{1,5})$", _plain_name(one))
+    return int(found[1]) if found else None
 
 
 def beside(log: Path) -> list[Sibling]:
@@ -225,9 +249,3 @@ def beside(log: Path) -> list[Sibling]:
     except OSError:
         return []
     return siblings
-
-
-def _number(name: str) -> int:
-    """Of `log.2` or `log.2.gz`; larger is older. 0 for a date or a time, of which larger is newer."""
-    found = re.search(r"\.(\d{1,5})(?:\.[a-z]+\d?)?$", name)
-    return int(found[1]) if found else 0

@@ -11,6 +11,7 @@ from typing import Final
 
 _PACKED: Final = (".gz", ".zst", ".xz", ".bz2")
 _ROTATED: Final = re.compile(r"(.+?)[._-](?:\d[\dTtZz:_.-]*|old)")
+_DATED: Final = re.compile(r"(.+?)[._-]\d{4}-?\d\d-?\d\d[\dTtZz:_.-]*")
 
 
 def is_pattern(path: Path) -> bool:
@@ -31,5 +32,5 @@ def _is_rotated(path: Path, pattern: Path) -> bool:
     if rotated is not None and fnmatch(rotated[1], pattern.name):
         # The log itself matches as well, were it there or not.
         return True
-    stem = _ROTATED.fullmatch(path.stem)
+    stem = _DATED.fullmatch(path.stem)
     return stem is not None and path.with_name(stem[1] + path.suffix).exists()

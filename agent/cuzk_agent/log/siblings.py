@@ -38,6 +38,7 @@ _PACKED: Final[dict[str, Callable[[IO[bytes]], _Stream]]] = {
     ".bz2": bz2.BZ2File,
 }
 _ROTATED: Final = re.compile(r"[._-](?:\d[\dTtZz:_.-]*|old)")
+_DATED: Final = re.compile(r"[._-]\d{4}-?\d\d-?\d\d[\dTtZz:_.-]*")
 _SKIP_BYTES: Final = 1 << 20
 
 
@@ -187,7 +188,7 @@ def is_rotated(name: str, base: str) -> bool:
         return True
     stem, suffix = os.path.splitext(base)
     middle = plain[len(stem) : len(plain) - len(suffix)]
-    return bool(suffix) and plain.startswith(stem) and plain.endswith(suffix) and bool(_ROTATED.fullmatch(middle))
+    return bool(suffix) and plain.startswith(stem) and plain.endswith(suffix) and bool(_DATED.fullmatch(middle))
 
 
 class Sibling(NamedTuple):

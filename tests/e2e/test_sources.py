@@ -308,17 +308,16 @@ def test_logrotate(world: World, how: str, flags: int) -> None:
             time.sleep(0.002)
 
     with in_background(write):
+        with world.agent() as agent:
+            agent.wait_ready()
+            for _ in range(2):
+                rotate()
+                time.sleep(1.1 if "dateext" in how else 0.3)
+            agent.stop(signal.SIGKILL)
+        # Nobody follows while it is rotated twice more.
         for _ in range(2):
-            with world.agent() as agent:
-                agent.wait_ready()
-                for _ in range(2):
-                    rotate()
-                    time.sleep(1.1 if "dateext" in how else 0.5)
-                agent.stop(signal.SIGKILL)
-            # Nobody follows while it is rotated twice more.
             rotate()
-            time.sleep(1.1)
-            rotate()
+            time.sleep(1.1 if "dateext" in how else 0.3)
         enough.set()
     with world.agent() as agent:
         expect(agent, writer.events)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -81,9 +81,11 @@ class Unwrapper:
         """From which another goes on as this one would."""
         return UnwrapperState(self.envelope, self._tried, tuple(self._partials.values()))
 
-    def feed(self, lines: Iterable[bytes]) -> tuple[list[bytes], list[float | None] | None]:
+    def feed(self, lines: Sequence[bytes]) -> tuple[list[bytes], list[float | None] | None]:
         """The lines that end in these, and their times, or None if the log is plain."""
         if self.envelope is Envelope.PLAIN:
+            if max(map(len, lines), default=0) <= DEFAULT_MAX_LINE_BYTES:
+                return list(lines), None
             return [self._bounded(line) for line in lines], None
         given: list[bytes] = []
         times: list[float | None] = []

@@ -19,17 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from cuzk_agent.log.envelope import MAX_RECORD_BYTES, Envelope, Unwrapper
-from cuzk_agent.log.position import FINGERPRINT_BYTES, FileMark, FilePosition, Fingerprint, Totals
-from cuzk_agent.log.siblings import (
-    FileIdentity,
-    Handle,
-    PlainFile,
-    Sibling,
-    beside,
-    identity_of,
-    open_handle,
-    rotated,
-)
+from cuzk_agent.log.held import HeldFile, at_path, find, find_copy, is_copy, rotated_after
+from cuzk_agent.log.position import FINGERPRINT_BYTES, FilePosition, Totals
+from cuzk_agent.log.siblings import FileIdentity, PlainFile, identity_of, open_handle
 from cuzk_agent.log.source import Batch, FollowState, ReadStats
 from cuzk_agent.log.splitter import LineSplitter
 
@@ -45,148 +37,6 @@ CONTAINER_LAG_S = 1.75
 
 _READ_BYTES = 1 << 18
 _MAX_PASSES = 3
-
-
-class _OpenFile:
-    """One file held open: how far it is read, and the line begun in it."""
-
-    __slots__ = (
-        "deleted",
-        "failed",
-        "found",
-        "handle",
-        "head",
-        "left_behind",
-        "log",
-        "position",
-        "quiet_since_s",
-        "seen_mtime_ns",
-        "seen_size",
-        "splitter",
-        "tail",
-    )
-
-    def __init__(self, handle: Handle, log: Path, now_s: float) -> None:
-        self.handle = handle
-        self.log = log
-        """Where it was written first, without symbolic links: what it is called now follows from that."""
-        self.position = 0
-        self.seen_size = 0
-        """The size at the last read; what a truncation may have taken is known from it."""
-        self.seen_mtime_ns = 0
-        self.found = 0, 0
-        """Size and time of change as of this look: they count once a read has shown that it is what it was."""
-        self.head = b""
-        """Its first bytes, as far as they are read."""
-        self.tail = b""
-        """The last bytes before `position`."""
-        self.splitter = LineSplitter(MAX_RECORD_BYTES)
-        self.quiet_since_s = now_s
-        """When it last gave something, or got into its present plight."""
-        self.left_behind = False
-        """The stream has gone on to a newer file."""
-        self.deleted = False
-        self.failed = False
-        """The last read raised an error."""
-
-    @property
-    def identity(self) -> FileIdentity:
-        return self.handle.identity
-
-    def go_to(self, position: int) -> None:
-        """Take what is before `position` as read, or all if it is less. Raises OSError."""
-        position = self.handle.end_before(position)
-        self.head = self.handle.read_at(0, min(position, FINGERPRINT_BYTES))
-        start = max(0, position - FINGERPRINT_BYTES)
-        self.tail = self.handle.read_at(start, position - start)
-        self.position = start + len(self.tail)
-        self.seen_size = self.position
-
-    def start_at(self, position: int) -> None:
-        """Begin in the midst. A line that is begun there is not reported. Raises OSError."""
-        self.go_to(position)
-        if not self.tail.endswith(b"\n") and self.position:
-            self.splitter.skip_line()
-
-    def start_over(self) -> None:
-        """Everything in it is new."""
-        self.position = self.seen_size = 0
-        self.head = self.tail = b""
-
-    def read_on(self, size: int) -> bytes | None:
-        """What comes next; None if what came before is no longer there. Raises OSError."""
-        if self.handle.is_packed:
-            data = self.handle.read_at(self.position, size)
-        else:
-            overlap = len(self.tail)
-            data = self.handle.read_at(self.position - overlap, overlap + size)
-            # In this order: had it been truncated before the data was read, the head would tell now.
-            if data[:overlap] != self.tail or not self.has_head():
-                return None
-            data = data[overlap:]
-        self.seen_size, self.seen_mtime_ns = max(self.seen_size, self.found[0]), self.found[1]
-        self._advance(data)
-        return data
-
-    def has_head(self) -> bool:
-        """Whether its first bytes are still what they were. Raises OSError."""
-        return self.handle.read_at(0, len(self.head)) == self.head
-
-    def skip_hole(self) -> int:
-        """Pass over a hole that begins here; its length. 0 where the file system can't tell, or no data follows."""
-        if not isinstance(self.handle, PlainFile):
-            return 0
-        try:
-            length = os.lseek(self.handle.descriptor, self.position, os.SEEK_DATA) - self.position
-        except OSError:
-            return 0
-        nuls = bytes(min(length, FINGERPRINT_BYTES))
-        self._advance(nuls)
-        self.position += length - len(nuls)
-        return length
-
-    def _advance(self, data: bytes) -> None:
-        room = FINGERPRINT_BYTES - len(self.head)
-        if room > 0:
-            self.head += data[:room]
-        self.tail = (self.tail + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
-        self.position += len(data)
-        self.seen_size = max(self.seen_size, self.position)
-
-    def unread_bytes(self) -> int:
-        """What it holds beyond `position`; 0 as well where that can't be told."""
-        try:
-            return self.handle.unread(self.position)
-        except OSError:
-            return 0
-
-    def mtime_ns(self) -> int:
-        """When it was last written to; 0 where that can't be told."""
-        try:
-            return self.handle.about().st_mtime_ns
-        except OSError:
-            return 0
-
-    def mark(self) -> FileMark:
-        """How far it is read."""
-        head, size = self.head, self.seen_size
-        if not self.position:
-            # Nothing is known of it yet but what it holds now.
-            with contextlib.suppress(OSError):
-                head = self.handle.read_at(0, FINGERPRINT_BYTES)
-                size = max(size, self.handle.unread(0))
-        return FileMark(
-            log=str(self.log),
-            device=self.identity.device,
-            inode=self.identity.inode,
-            offset=self.position,
-            size=size,
-            mtime_ns=self.seen_mtime_ns,
-            head=Fingerprint.of(head),
-            tail=Fingerprint.of(self.tail),
-            splitter=self.splitter.state(),
-            left_behind=self.left_behind,
-        )
 
 
 class FileFollower:
@@ -211,11 +61,11 @@ class FileFollower:
         self._monotonic = monotonic
         self._skip_existing = start == "end" and resume is None
         self._warm_up_bytes = warm_up_bytes
-        self._files: list[_OpenFile] = []
+        self._files: list[HeldFile] = []
         """From the oldest to the one at the path: files left behind, the current one, files not begun."""
         self._opened_before = False
         self._reached_end = False
-        self._past: tuple[_OpenFile, int] | None = None
+        self._past: tuple[HeldFile, int] | None = None
         """The file that the past is read from, and where it ends there."""
         self._state = FollowState.MISSING
         self._detail = ""
@@ -338,7 +188,7 @@ class FileFollower:
     def _open_what_is_new(self, now_s: float) -> None:
         """Open the file at the path, and before it whatever came between it and the newest that is held."""
         handle = PlainFile(self._path)
-        file = _OpenFile(handle, Path(os.path.realpath(self._path)), now_s)
+        file = HeldFile(handle, Path(os.path.realpath(self._path)), now_s)
         try:
             if self._skip_existing:
                 end = handle.unread(0)
@@ -355,7 +205,7 @@ class FileFollower:
             self._open_later(index, newest.log, newest.identity, newest.mtime_ns(), {file.identity}, now_s)
         self._insert(len(self._files), file)
 
-    def _insert(self, index: int, file: _OpenFile) -> None:
+    def _insert(self, index: int, file: HeldFile) -> None:
         self._totals.rotations += self._opened_before
         self._opened_before = True
         self._files.insert(index, file)
@@ -371,13 +221,13 @@ class FileFollower:
     ) -> int:
         """Open what `log` was rotated into after that file, and put it in at `index`; the index behind it."""
         known = {file.identity for file in self._files} | {identity, *exclude}
-        for sibling in _later(log, identity, mtime_ns, self._path):
+        for sibling in rotated_after(log, identity, mtime_ns, self._path):
             if sibling.identity in known:
                 continue
             known.add(sibling.identity)
             try:
-                file = _OpenFile(open_handle(sibling.path), log, now_s)
-                if any(_is_copy(file.handle, held) for held in self._files):
+                file = HeldFile(open_handle(sibling.path), log, now_s)
+                if any(is_copy(file.handle, held) for held in self._files):
                     file.handle.close()
                     continue
             except OSError:
@@ -387,7 +237,7 @@ class FileFollower:
             index += 1
         return index
 
-    def _reopen(self, file: _OpenFile) -> None:
+    def _reopen(self, file: HeldFile) -> None:
         """A descriptor may be stale (a network file system that came back, an overlay that copied the file up) where
         the file is well."""
         handle = PlainFile(self._path)
@@ -397,7 +247,7 @@ class FileFollower:
         file.handle.close()
         file.handle = handle
 
-    def _make_newest(self, file: _OpenFile, now_s: float) -> None:
+    def _make_newest(self, file: HeldFile, now_s: float) -> None:
         """A file that was renamed away may be renamed back."""
         if file is self._files[-1]:
             return
@@ -416,7 +266,7 @@ class FileFollower:
         """Find the files of a position again, and all that came after them."""
         self._opened_before = bool(position.files)
         for mark in position.files:
-            file = _find(mark, self._path, now_s)
+            file = find(mark, self._path, now_s)
             if file is None:
                 # A line that was begun in it is lost with it.
                 self._totals.lost_bytes += max(0, mark.size - mark.offset) + len(mark.splitter.pending)
@@ -433,11 +283,11 @@ class FileFollower:
             newest = self._files[-1]
             log, identity, mtime_ns = newest.log, newest.identity, newest.mtime_ns()
         with contextlib.suppress(OSError):
-            self._open_later(len(self._files), log, identity, mtime_ns, _at_path(self._path), now_s)
+            self._open_later(len(self._files), log, identity, mtime_ns, at_path(self._path), now_s)
 
     # -- the files
 
-    def _current(self) -> _OpenFile | None:
+    def _current(self) -> HeldFile | None:
         return next((file for file in self._files if not file.left_behind), None)
 
     def _read_files(self, budget: int, now_s: float, lines: list[bytes]) -> tuple[int, bool, bool]:
@@ -463,7 +313,7 @@ class FileFollower:
                 self._move_on(index, self._files.index(successor), now_s)
         return budget, at_end, False
 
-    def _read_file(self, file: _OpenFile, budget: int, now_s: float, lines: list[bytes]) -> tuple[int, bool]:
+    def _read_file(self, file: HeldFile, budget: int, now_s: float, lines: list[bytes]) -> tuple[int, bool]:
         """Read one file on; return the budget that is left, and whether its end was seen."""
         try:
             if self._look_at_file(file, now_s):
@@ -491,7 +341,7 @@ class FileFollower:
                 self._set_state(FollowState.UNREADABLE, _describe(self._path, error))
         return budget, False
 
-    def _allowed(self, file: _OpenFile, budget: int) -> int:
+    def _allowed(self, file: HeldFile, budget: int) -> int:
         """How much to read of it at once. A read doesn't go beyond the past."""
         size = min(budget, _READ_BYTES)
         if self._past is not None and self._past[0] is file:
@@ -501,7 +351,7 @@ class FileFollower:
             size = min(size, left)
         return size
 
-    def _look_at_file(self, file: _OpenFile, now_s: float) -> bool:
+    def _look_at_file(self, file: HeldFile, now_s: float) -> bool:
         """Notice that a file was deleted, or became shorter. True if a copy of what it held is to be read before."""
         about = file.handle.about()
         if about.st_nlink == 0 and not file.deleted:
@@ -518,7 +368,7 @@ class FileFollower:
         file.found = about.st_size, about.st_mtime_ns
         return copied
 
-    def _cut(self, file: _OpenFile, size: int) -> None:
+    def _cut(self, file: HeldFile, size: int) -> None:
         """The end of the file is gone, what is left of it is as it was."""
         self._totals.truncations += 1
         self._totals.lost_bytes += file.seen_size - max(size, file.position)
@@ -528,7 +378,7 @@ class FileFollower:
             file.go_to(size)
         file.seen_size = size
 
-    def _start_over(self, file: _OpenFile, now_s: float) -> bool:
+    def _start_over(self, file: HeldFile, now_s: float) -> bool:
         """The file was truncated: what it holds now is new. What it held may have been copied first: then True, and the
         copy is read before."""
         self._totals.truncations += 1
@@ -549,9 +399,9 @@ class FileFollower:
         self._open_later(index + 1, copy.log, copy.identity, copy.mtime_ns(), (), now_s)
         return True
 
-    def _copy_of(self, file: _OpenFile, now_s: float) -> _OpenFile | None:
+    def _copy_of(self, file: HeldFile, now_s: float) -> HeldFile | None:
         held = {one.identity for one in self._files}
-        return _find_copy(file.mark(), held, now_s)
+        return find_copy(file.mark(), held, now_s)
 
     def _move_on(self, old: int, new: int, now_s: float) -> None:
         """The stream goes on in a newer file.
@@ -571,112 +421,21 @@ class FileFollower:
                 self._totals.lost_bytes += file.splitter.reset() + max(0, file.seen_size - file.position)
                 self._close(file)
 
-    def _close(self, file: _OpenFile) -> None:
+    def _close(self, file: HeldFile) -> None:
         self._files.remove(file)
         file.handle.close()
         self._totals.nul_bytes += file.splitter.nul_bytes
 
 
-def _is_done(file: _OpenFile, now_s: float) -> bool:
+def _is_done(file: HeldFile, now_s: float) -> bool:
     quiet_s = now_s - file.quiet_since_s
     if file.left_behind:
         return file.failed or (quiet_s > LINGER_S and not file.unread_bytes())
     return file.deleted and quiet_s > DELETED_HOLD_S
 
 
-def _is_stale(file: _OpenFile, at_path: os.stat_result) -> bool:
+def _is_stale(file: HeldFile, at_path: os.stat_result) -> bool:
     return not file.handle.is_packed and file.handle.about().st_size < at_path.st_size
-
-
-def _at_path(path: Path) -> set[FileIdentity]:
-    """Which file is there, if any."""
-    try:
-        return {identity_of(os.stat(path))}
-    except OSError:
-        return set()
-
-
-def _later(log: Path, identity: FileIdentity, mtime_ns: int, path: Path) -> list[Sibling]:
-    """What `log` was rotated into after this file, from the oldest to the newest."""
-    if identity in _at_path(log):
-        return []
-    siblings = rotated(log)
-    if str(log) != os.path.realpath(path):
-        # A link leads elsewhere now. What was written last, before it did, may be there still.
-        siblings += [one for one in beside(log) if one.path == log]
-    for index, sibling in enumerate(siblings):
-        if sibling.identity == identity:
-            return siblings[index + 1 :]
-    return [one for one in siblings if one.mtime_ns > mtime_ns]
-
-
-def _is_copy(handle: Handle, file: _OpenFile) -> bool:
-    """Whether it begins as a file does that is held. Raises OSError."""
-    begins = file.handle.read_at(0, FINGERPRINT_BYTES)
-    return bool(begins.strip(b"\0")) and handle.read_at(0, FINGERPRINT_BYTES) == begins
-
-
-def _find(mark: FileMark, path: Path, now_s: float) -> _OpenFile | None:
-    """The file that a mark was made of, or a copy of it, gone to where the mark says."""
-    identity = FileIdentity(mark.device, mark.inode)
-    log = Path(mark.log)
-    places = [log, Path(os.path.realpath(path)), *(one.path for one in beside(log) if one.identity == identity)]
-    for place in dict.fromkeys(places):
-        try:
-            handle = open_handle(place)
-        except OSError:
-            continue
-        if handle.identity == identity and _fits(handle, mark):
-            return _opened(handle, mark, now_s)
-        handle.close()
-    return _find_copy(mark, {identity}, now_s)
-
-
-def _find_copy(mark: FileMark, exclude: set[FileIdentity], now_s: float) -> _OpenFile | None:
-    """A copy among what the log was rotated into, made at the end or later."""
-    # Nothing, or NULs, is how any file may begin: then all must be there that was read, and its end must tell.
-    vague = _is_void(mark.head)
-    if vague and _is_void(mark.tail):
-        return None
-    for sibling in reversed(rotated(Path(mark.log))):
-        # Some that pack keep the time to the second.
-        if sibling.identity in exclude or sibling.mtime_ns < mark.mtime_ns - 1_000_000_000:
-            continue
-        try:
-            handle = open_handle(sibling.path)
-        except OSError:
-            continue
-        if _fits(handle, mark, whole=vague):
-            return _opened(handle, mark, now_s)
-        handle.close()
-    return None
-
-
-def _is_void(fingerprint: Fingerprint) -> bool:
-    return fingerprint == Fingerprint.of(bytes(fingerprint.size))
-
-
-def _fits(handle: Handle, mark: FileMark, *, whole: bool = False) -> bool:
-    """Whether it holds what was read before the mark: the `whole`, or as much as was there when it was copied."""
-    try:
-        if Fingerprint.of(handle.read_at(0, mark.head.size)) != mark.head:
-            return False
-        tail = handle.read_at(mark.offset - mark.tail.size, mark.tail.size)
-        return Fingerprint.of(tail) == mark.tail or (len(tail) < mark.tail.size and not whole)
-    except OSError:
-        return False
-
-
-def _opened(handle: Handle, mark: FileMark, now_s: float) -> _OpenFile | None:
-    file = _OpenFile(handle, Path(mark.log), now_s)
-    try:
-        file.go_to(mark.offset)
-    except OSError:
-        handle.close()
-        return None
-    file.splitter = LineSplitter(MAX_RECORD_BYTES, mark.splitter)
-    file.left_behind = mark.left_behind
-    return file
 
 
 def _describe(path: Path, error: OSError) -> str:

@@ -28,6 +28,7 @@ from timeline.test_properties import (
     counters,
     in_order,
     lines_of,
+    programs,
 )
 
 
@@ -207,6 +208,23 @@ def test_nothing_is_lost_doubled_or_taken_back(program: list[Op], data: st.DataO
         # Some are born when they are first looked at.
         expected = dict.fromkeys((name for name in shown[0] if not name.startswith("read ")), 0.0) | expected
         assert {name: shown[0].get(name, 0.0) for name in expected} == pytest.approx(expected, abs=1e-9)
+
+
+@given(programs, st.data())
+def test_what_was_shown_is_not_taken_back_whatever_is_written(program: list[Op], data: st.DataObject) -> None:
+    """Lines that come late are moved to where all is settled: one that reads them again must move them no less."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        patch.setattr(app, "boot_id", lambda: world.boot_id)
+        for op in program:
+            world.writer.now_ms += op.wait_ms
+            world.write(*lines_of(op, world.writer, b""))
+            for what, wait_ms in data.draw(happenings):
+                happen(world, what, wait_ms)
+        world.catch_up()
+        assert world.scrape(0) == world.scrape(1)
+        assert world.shown[0]["read lines"] == len(world.written)
+        world.kill()
 
 
 # --- what is left, and what becomes of it

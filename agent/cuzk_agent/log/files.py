@@ -265,6 +265,7 @@ class FileFollower:
     def _resume(self, position: FilePosition, now_s: float) -> None:
         """Find the files of a position again, and all that came after them."""
         self._opened_before = bool(position.files)
+        file = None
         for mark in position.files:
             file = find(mark, self._path, now_s)
             if file is None:
@@ -279,9 +280,8 @@ class FileFollower:
         mark = position.files[-1]
         # What has its inode now is another file, or has other content.
         log, identity, mtime_ns = Path(mark.log), FileIdentity(0, 0), mark.mtime_ns
-        if self._files:
-            newest = self._files[-1]
-            log, identity, mtime_ns = newest.log, newest.identity, newest.mtime_ns()
+        if file is not None:
+            log, identity, mtime_ns = file.log, file.identity, file.mtime_ns()
         with contextlib.suppress(OSError):
             self._open_later(len(self._files), log, identity, mtime_ns, at_path(self._path), now_s)
 

@@ -135,8 +135,8 @@ class HeldFile:
     def mark(self) -> FileMark:
         """How far it is read."""
         head, size = self.head, self.seen_size
-        if not self.position:
-            # Nothing is known of it yet but what it holds now.
+        if len(head) < FINGERPRINT_BYTES and not head.strip(b"\0"):
+            # Of what is read nothing can be known again: what it holds now must do.
             with contextlib.suppress(OSError):
                 head = self.handle.read_at(0, FINGERPRINT_BYTES)
                 size = max(size, self.handle.unread(0))

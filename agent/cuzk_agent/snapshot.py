@@ -36,7 +36,7 @@ MAX_BYTES: Final = 1 << 28
 """A file that holds more is none of ours."""
 PERIOD_S: Final = 5.0
 """How often the state is written at least, unless that would take more than its share of the time."""
-_SHARE: Final = 200
+_SHARE: Final = 300
 """Without being asked, it is written for one part of the time in so many."""
 _SHARE_ASKED: Final = 10
 """The same, when it is asked for by those who scrape."""

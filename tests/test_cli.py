@@ -236,3 +236,20 @@ def test_the_log_goes_to_stderr_from_its_level_up(capsys: pytest.CaptureFixture[
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(r"\S+Z WARNING cuzk_agent\.x: but this\n", captured.err)
+
+
+SEED = str(Path(__file__).parent / "data" / "seeds" / "isolated3.log")
+
+
+def test_a_report_that_cannot_be_written_says_so_in_a_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cuzk_agent", "analyze", SEED], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == Exit.FAILED
+    assert done.stderr == b"cuzk-agent: standard output: No space left on device\n"
+
+
+def test_one_table_of_values_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", SEED, "--csv", "--jobs", "--gaps", "1s"]) == Exit.USAGE
+    assert capsys.readouterr().err == "cuzk-agent: --csv: expected one table: --jobs or --gaps, not both\n"

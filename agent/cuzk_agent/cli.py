@@ -127,6 +127,8 @@ def _analyze(arguments: argparse.Namespace) -> int:
     from cuzk_agent.report.command import Form, run_analyze  # noqa: PLC0415
     from cuzk_agent.report.model import LONG_GAP_MS  # noqa: PLC0415
 
+    if arguments.csv and arguments.jobs and arguments.gaps is not None:
+        raise ConfigError("--csv: expected one table: --jobs or --gaps, not both")
     long_gap_ms = LONG_GAP_MS if arguments.gaps is None and arguments.json else arguments.gaps
     recordings = _recordings(arguments)
     options = Options(long_gap_ms, start=arguments.start, end=arguments.end, recordings=recordings)
@@ -216,8 +218,16 @@ def _answer(answer: Answer) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read it has seen enough. Nothing is left to be written when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
+    except OSError as error:
+        print(f"cuzk-agent: standard output: {error.strerror or error}", file=sys.stderr)
+        _write_no_more()
+        return Exit.FAILED
     return Exit[answer.ending.name]
+
+
+def _write_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _serve(work: Callable[[], int]) -> int:

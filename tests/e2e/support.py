@@ -60,7 +60,6 @@ class Page:
                 found[key] = found.get(key, 0.0) + value
         return found
 
-
     def counters(self, **labels: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """All series with these labels that may never fall."""
         return {

@@ -39,11 +39,10 @@ class Scraper:
     def __init__(self) -> None:
         self.scrapes = 0
         self._seen: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        self._seen_s = 0.0
+        self._settled_s = 0.0
 
     def look(self, agent: Agent) -> None:
         """Scrapes, if it is answered."""
-        began_s = time.monotonic()
         try:
             status, _, body = agent.get("/metrics")
         except OSError:
@@ -51,19 +50,23 @@ class Scraper:
         if status != 200:
             assert status == 503
             return
-        now = Page(body.decode()).counters(source="p")
+        page = Page(body.decode())
+        now = page.counters(source="p")
         fell = {key: (value, now.get(key)) for key, value in self._seen.items() if not now.get(key, -1.0) >= value}
         assert not fell
-        if self.scrapes:
-            elapsed_s = time.monotonic() - self._seen_s
-            # A GPU's time is that of the clock; what is settled is a quarter of a second behind, more if it is busy.
+        if page.has("cuzk_agent_settled_timestamp_seconds"):
+            settled_s = page.sum("cuzk_agent_settled_timestamp_seconds")
+            # A GPU's time is that of the clock.
             jumped = {
                 key: (self._seen[key], value)
                 for key, value in now.items()
-                if key in self._seen and key[0] in GPU_SECONDS and value - self._seen[key] > elapsed_s + 0.5
+                if key in self._seen
+                and key[0] in GPU_SECONDS
+                and value - self._seen[key] > settled_s - self._settled_s + 0.01
             }
             assert not jumped
-        self._seen, self._seen_s = now, began_s
+            self._settled_s = settled_s
+        self._seen = now
         self.scrapes += 1
 
 

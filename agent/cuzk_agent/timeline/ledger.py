@@ -465,5 +465,5 @@ class Ledger:
         if account is None:
             totals = GpuTotals()
             totals.idle_ms.update(self._untouched.totals.idle_ms)
-            account = self.accounts[gpu] = GpuAccount(gpu, totals, self.start_ms)
+            account = self.accounts[gpu] = GpuAccount(gpu, totals, self._untouched.idle_since_ms)
         return account

@@ -211,6 +211,8 @@ class Ledger:
         on_stage: Callable[[Track, int], None] = lambda *_: None,
     ) -> None:
         self.start_ms = start_ms
+        self.counted_from_ms = start_ms
+        """Since then busy and idle add up."""
         self.frontier_ms = start_ms
         self.late = 0
         self.accounts: dict[str, GpuAccount] = {}
@@ -291,7 +293,7 @@ class Ledger:
 
     def count_from_here(self) -> None:
         """The account begins at the frontier, with what is open there."""
-        self.start_ms = self.frontier_ms
+        self.counted_from_ms = self.frontier_ms
         self.late = 0
         for account in (*self.accounts.values(), self._untouched):
             account.totals = GpuTotals()
@@ -465,5 +467,5 @@ class Ledger:
         if account is None:
             totals = GpuTotals()
             totals.idle_ms.update(self._untouched.totals.idle_ms)
-            account = self.accounts[gpu] = GpuAccount(gpu, totals, self._untouched.idle_since_ms)
+            account = self.accounts[gpu] = GpuAccount(gpu, totals, self.start_ms)
         return account

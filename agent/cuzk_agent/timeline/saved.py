@@ -99,6 +99,7 @@ PARTS: Final[dict[type, dict[str, Any]]] = {
     },
     Ledger: {
         "start_ms": int,
+        "counted_from_ms": int,
         "frontier_ms": int,
         "late": int,
         "accounts": dict[str, GpuAccount],

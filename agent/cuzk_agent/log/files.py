@@ -218,11 +218,15 @@ class FileFollower:
         mtime_ns: int,
         exclude: Iterable[FileIdentity],
         now_s: float,
-    ) -> int:
-        """Open what `log` was rotated into after that file, and put it in at `index`; the index behind it."""
+        *,
+        up_to_known: bool = False,
+    ) -> None:
+        """Open what `log` was rotated into after that file, and put it in at `index`."""
         known = {file.identity for file in self._files} | {identity, *exclude}
         for sibling in rotated_after(log, identity, mtime_ns, self._path):
             if sibling.identity in known:
+                if up_to_known:
+                    break
                 continue
             known.add(sibling.identity)
             try:
@@ -235,7 +239,6 @@ class FileFollower:
                 continue
             self._insert(index, file)
             index += 1
-        return index
 
     def _reopen(self, file: HeldFile) -> None:
         """A descriptor may be stale (a network file system that came back, an overlay that copied the file up) where
@@ -266,9 +269,13 @@ class FileFollower:
         """Find the files of a position again, and all that came after them."""
         self._opened_before = bool(position.files)
         file = None
+        behind: list[tuple[HeldFile, bool]] = []
         for mark in position.files:
             file = find(mark, self._path, now_s)
             if file is None:
+                if not mark.offset and self._files:
+                    # Of a file that was not begun nothing is known. It lies behind the one before, if it is there.
+                    behind.append((self._files[-1], mark.left_behind))
                 # A line that was begun in it is lost with it.
                 self._totals.lost_bytes += max(0, mark.size - mark.offset) + len(mark.splitter.pending)
                 continue
@@ -277,6 +284,11 @@ class FileFollower:
             self._files.append(file)
         if not position.files:
             return
+        for one, left_behind in behind:
+            index, count = self._files.index(one) + 1, len(self._files)
+            self._open_later(index, one.log, one.identity, one.mtime_ns(), (), now_s, up_to_known=True)
+            for found in self._files[index : index + len(self._files) - count]:
+                found.left_behind = left_behind
         mark = position.files[-1]
         # What has its inode now is another file, or has other content.
         log, identity, mtime_ns = Path(mark.log), FileIdentity(0, 0), mark.mtime_ns

@@ -187,7 +187,12 @@ class Agent(Process):
         pages: list[Page] = []
 
         def look() -> bool:
-            pages[:] = [self.page()]
+            status, _, body = self.get("/metrics")
+            if status == 503:
+                # It has only just started, or is still reading a backlog.
+                return False
+            assert status == 200, body
+            pages[:] = [Page(body.decode())]
             return bool(condition(pages[0]))
 
         wait_until(look, what)

@@ -11,7 +11,6 @@ the last ones before the read are compared to what they were. What a truncation 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Literal
 
 from cuzk_agent.log.envelope import MAX_RECORD_BYTES, Envelope, Unwrapper
 from cuzk_agent.log.held import HeldFile, at_path, find, find_copy, is_copy, rotated_after
-from cuzk_agent.log.position import FINGERPRINT_BYTES, FilePosition, Totals
+from cuzk_agent.log.position import FINGERPRINT_BYTES, FileMark, FilePosition, Totals
 from cuzk_agent.log.siblings import FileIdentity, PlainFile, identity_of, open_handle
 from cuzk_agent.log.source import Batch, FollowState, ReadStats
 from cuzk_agent.log.splitter import LineSplitter
@@ -269,33 +268,39 @@ class FileFollower:
         """Find the files of a position again, and all that came after them."""
         self._opened_before = bool(position.files)
         file = None
-        behind: list[tuple[HeldFile, bool]] = []
+        behind: list[tuple[HeldFile, FileMark]] = []
         for mark in position.files:
-            file = find(mark, self._path, now_s)
-            if file is None:
-                if not mark.offset and self._files:
-                    # Of a file that was not begun nothing is known. It lies behind the one before, if it is there.
-                    behind.append((self._files[-1], mark.left_behind))
+            file = find(mark, self._path, {one.identity for one in self._files}, now_s)
+            if file is not None:
+                if not file.handle.is_packed:
+                    self._count_lost(mark, file.position + file.unread_bytes())
+                self._files.append(file)
+            elif not mark.offset and self._files:
+                behind.append((self._files[-1], mark))
+            else:
                 # A line that was begun in it is lost with it.
-                self._totals.lost_bytes += max(0, mark.size - mark.offset) + len(mark.splitter.pending)
-                continue
-            if not file.handle.is_packed:
-                self._totals.lost_bytes += max(0, mark.size - max(mark.offset, file.position + file.unread_bytes()))
-            self._files.append(file)
-        if not position.files:
-            return
-        for one, left_behind in behind:
-            index, count = self._files.index(one) + 1, len(self._files)
-            self._open_later(index, one.log, one.identity, one.mtime_ns(), (), now_s, up_to_known=True)
-            for found in self._files[index : index + len(self._files) - count]:
-                found.left_behind = left_behind
-        mark = position.files[-1]
-        # What has its inode now is another file, or has other content.
-        log, identity, mtime_ns = Path(mark.log), FileIdentity(0, 0), mark.mtime_ns
-        if file is not None:
-            log, identity, mtime_ns = file.log, file.identity, file.mtime_ns()
-        with contextlib.suppress(OSError):
+                self._count_lost(mark, 0)
+                self._totals.lost_bytes += len(mark.splitter.pending)
+        for before, mark in behind:
+            # Of a file that was not begun nothing may be known. It lies behind the one before, if it is there.
+            index, count = self._files.index(before) + 1, len(self._files)
+            self._open_later(index, before.log, before.identity, before.mtime_ns(), (), now_s, up_to_known=True)
+            found = self._files[index : index + len(self._files) - count]
+            for one in found:
+                one.left_behind = mark.left_behind
+            if not found:
+                self._count_lost(mark, 0)
+        if position.files:
+            mark = position.files[-1]
+            # What has its inode now is another file, or has other content.
+            log, identity, mtime_ns = Path(mark.log), FileIdentity(0, 0), mark.mtime_ns
+            if file is not None:
+                log, identity, mtime_ns = file.log, file.identity, file.mtime_ns()
             self._open_later(len(self._files), log, identity, mtime_ns, at_path(self._path), now_s)
+
+    def _count_lost(self, mark: FileMark, size: int) -> None:
+        """Of a file there is no more than so much."""
+        self._totals.lost_bytes += max(0, mark.size - max(mark.offset, size))
 
     # -- the files
 

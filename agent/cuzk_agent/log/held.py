@@ -135,11 +135,12 @@ class HeldFile:
     def mark(self) -> FileMark:
         """How far it is read."""
         head, size = self.head, self.seen_size
-        if len(head) < FINGERPRINT_BYTES and not head.strip(b"\0"):
-            # Of what is read nothing can be known again: what it holds now must do.
+        if len(head) < FINGERPRINT_BYTES:
+            # Little is read of it; what it holds now tells more.
             with contextlib.suppress(OSError):
-                head = self.handle.read_at(0, FINGERPRINT_BYTES)
-                size = max(size, self.handle.unread(0))
+                begins = self.handle.read_at(0, FINGERPRINT_BYTES)
+                head = begins if begins.startswith(head) else head
+                size = size if self.position else max(size, self.handle.unread(0))
         return FileMark(
             log=str(self.log),
             device=self.identity.device,
@@ -182,8 +183,8 @@ def is_copy(handle: Handle, file: HeldFile) -> bool:
     return bool(begins.strip(b"\0")) and handle.read_at(0, FINGERPRINT_BYTES) == begins
 
 
-def find(mark: FileMark, path: Path, now_s: float) -> HeldFile | None:
-    """The file that a mark was made of, or a copy of it, gone to where the mark says."""
+def find(mark: FileMark, path: Path, held: set[FileIdentity], now_s: float) -> HeldFile | None:
+    """The file that a mark was made of, or a copy of it that isn't held, gone to where the mark says."""
     identity = FileIdentity(mark.device, mark.inode)
     log = Path(mark.log)
     places = [log, Path(os.path.realpath(path)), *(one.path for one in beside(log) if one.identity == identity)]
@@ -195,7 +196,7 @@ def find(mark: FileMark, path: Path, now_s: float) -> HeldFile | None:
         if handle.identity == identity and _fits(handle, mark):
             return _opened(handle, mark, now_s)
         handle.close()
-    return find_copy(mark, {identity}, now_s)
+    return find_copy(mark, {identity, *held}, now_s)
 
 
 def find_copy(mark: FileMark, exclude: set[FileIdentity], now_s: float) -> HeldFile | None:

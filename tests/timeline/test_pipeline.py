@@ -452,11 +452,15 @@ def test_tracing_lines_do_not_run_ahead_while_the_wall_clock_is_hardly_known(liv
     assert followed.state.late_events == 0
 
 
+@pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("step_ms", [-50_000, -3000, 3000, 50_000])
-def test_a_wall_clock_that_is_set_changes_nothing(step_ms: int) -> None:
+def test_a_wall_clock_that_is_set_changes_nothing(step_ms: int, live: bool) -> None:
     followed = Followed()
 
     def read(at_ms: int, *lines: str, set_by_ms: int = step_ms) -> None:
+        if not live:
+            followed.feed(lines, None)
+            return
         arrival = Arrival(1000 + at_ms / 1000, UNIX_S + (at_ms + set_by_ms) / 1000, live=True)
         followed.feed(lines, arrival)
         followed.pipeline.settle(arrival.monotonic_s, arrival.unix_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cuzk_agent.timeline import messages
-from cuzk_agent.timeline.engine import Engine, Limits, Listeners
+from cuzk_agent.timeline.engine import DISORDER_MS, Engine, Limits, Listeners
 from cuzk_agent.timeline.facts import Fact, JobDecided, Settled, SpanEnded, SpanTime
 from cuzk_agent.timeline.kernel import PHASES
 from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, GpuTotals, Stretch, Track
@@ -99,6 +99,8 @@ class Pipeline:
         self._over = False
         """The daemon's process is gone; what it wrote before is still being read."""
         self._startup: dict[str, str] = {}
+        self._undated: list[LogLine] = []
+        """Lines of a backlog since one whose wall-clock time may be wrong: the next event will tell."""
         self._held: list[LogLine] = []
         self._held_ms = 0
         self._misplaced = 0
@@ -140,6 +142,8 @@ class Pipeline:
         elapsed_s = monotonic_s - self._settled_monotonic_s if self._settled_monotonic_s is not None else 0.0
         self._settled_monotonic_s = monotonic_s
         self._unix_minus_monotonic_s = unix_s - monotonic_s
+        now_ms = self.engine.now_ms(monotonic_s, unix_s) if self.engine else None
+        self._date(None if now_ms is None else now_ms + _AHEAD_MS)
         if self._over:
             self._stop()
             self._over, self._fresh = False, True
@@ -160,6 +164,7 @@ class Pipeline:
         """The log ends here. What is in flight stays in flight; time is settled up to the last line."""
         for value in self._parser.flush():
             self._take(value)
+        self._date()
         if self._held and self.engine is not None:
             if self._is_back():
                 self._begin_held()
@@ -205,6 +210,7 @@ class Pipeline:
 
     def daemon_ended(self) -> None:
         """The daemon's process is known to have ended after the line that was fed last: what comes is of another."""
+        self._date()
         if self._held and self.engine is not None:
             if self._is_back():
                 self._begin_held()
@@ -223,7 +229,35 @@ class Pipeline:
         engine = self._engine_of(value)
         if engine is None:
             return
+        if isinstance(value, TimelineEvent):
+            is_back = value.offset_ms < engine.seen_ms - _BACK_MS
+            self._date(None if is_back else value.offset_ms + DISORDER_MS)
+        elif self._undated or self._may_be_ahead(engine, value):
+            if len(self._undated) < _MAX_HELD:
+                self._undated.append(value)
+                return
+            self._date()
+        self._place(engine, value, self._offset_ms(engine, value))
+
+    def _may_be_ahead(self, engine: Engine, value: LogLine) -> bool:
+        """A wall clock that was set forward makes a line's time too late. Read live, the time of reading bounds it."""
+        if self._arrival is not None and self._arrival.live:
+            return False
         offset_ms = self._offset_ms(engine, value)
+        return offset_ms is not None and offset_ms > engine.seen_ms + DISORDER_MS
+
+    def _date(self, by_ms: int | None = None) -> None:
+        """Undated lines were written by then: one whose time is later has none."""
+        undated, self._undated = self._undated, []
+        for line in undated:
+            engine = self.engine
+            assert engine is not None
+            offset_ms = self._offset_ms(engine, line)
+            is_wrong = offset_ms is not None and by_ms is not None and offset_ms > by_ms
+            self._place(engine, line, None if is_wrong else offset_ms)
+
+    def _place(self, engine: Engine, value: LogLine, offset_ms: int | None) -> None:
+        """Takes in a line that was written then, if that can be believed."""
         if self._held:
             if offset_ms is None:
                 if len(self._held) < _MAX_HELD:
@@ -246,6 +280,7 @@ class Pipeline:
         """Lines that begin or end an engine."""
         match line.message:
             case "cuzk-daemon starting":
+                self._date()
                 self._stop()
                 self._over, self._fresh = False, True
                 self._early.clear()
@@ -253,11 +288,13 @@ class Pipeline:
             case "rayon global thread pool configured":
                 self._startup.update(messages.settings_in(line.fields))
             case "starting cuzk engine":
+                self._date()
                 self._over = False
                 engine = self._begin(0)
                 engine.anchor.note_start(line.unix_ms)
                 engine.settings.update(messages.settings_in(line.fields))
             case "received SIGINT, shutting down" | "shutting down cuzk engine":
+                self._date()
                 if self.engine is not None and not self.engine.stopped:
                     at_ms = self._offset_ms(self.engine, line)
                     if at_ms is not None and at_ms - self.engine.seen_ms < _JUMP_MS:

@@ -37,6 +37,7 @@ PARTS: Final[dict[type, dict[str, Any]]] = {
         "_fresh": bool,
         "_over": bool,
         "_startup": dict[str, str],
+        "_undated": list[LogLine],
         "_held": list[LogLine],
         "_held_ms": int,
         "_misplaced": int,

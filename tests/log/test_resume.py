@@ -384,6 +384,46 @@ def test_an_inode_that_is_used_again(world: World) -> None:
     world.check()
 
 
+@pytest.mark.parametrize("read_before", [False, True])
+def test_the_inode_of_an_empty_file_that_is_used_again(world: World, read_before: bool) -> None:
+    world.path.touch()
+    world.start()
+    if read_before:
+        world.write()
+        world.read()
+        world.rotate()
+        world.path.touch()
+    world.read()
+    world.stop()
+    assert world.saved is not None
+    world.rotate(pack=gzip.compress, suffix=".gz")
+    world.write()
+    world.rotate()
+    # As if this one had the packed one's inode.
+    world.path.touch()
+    value = json.loads(world.saved)
+    value["files"][-1]["inode"] = world.path.stat().st_ino
+    world.saved = json.dumps(value)
+    world.start()
+    world.write(1)
+    world.check()
+
+
+def test_an_empty_file_is_known_again(world: World) -> None:
+    world.write()
+    world.start()
+    world.read()
+    world.rotate()
+    world.path.touch()
+    world.read()
+    world.stop()
+    world.write()
+    world.start()
+    world.check()
+    assert world.follower is not None
+    assert world.follower.stats().rotations == 1
+
+
 def test_what_was_rotated_away_before_is_not_read_again(world: World) -> None:
     world.write()
     world.start()

@@ -134,20 +134,22 @@ class HeldFile:
 
     def mark(self) -> FileMark:
         """How far it is read."""
-        head, size = self.head, self.seen_size
+        head, size, mtime_ns = self.head, self.seen_size, self.seen_mtime_ns
         if len(head) < FINGERPRINT_BYTES:
             # Little is read of it; what it holds now tells more.
             with contextlib.suppress(OSError):
+                now_ns = self.mtime_ns()
                 begins = self.handle.read_at(0, FINGERPRINT_BYTES)
                 head = begins if begins.startswith(head) else head
                 size = size if self.position else max(size, self.handle.unread(0))
+                mtime_ns = mtime_ns if head else now_ns
         return FileMark(
             log=str(self.log),
             device=self.identity.device,
             inode=self.identity.inode,
             offset=self.position,
             size=size,
-            mtime_ns=self.seen_mtime_ns,
+            mtime_ns=mtime_ns,
             head=Fingerprint.of(head),
             tail=Fingerprint.of(self.tail),
             splitter=self.splitter.state(),
@@ -193,10 +195,22 @@ def find(mark: FileMark, path: Path, held: set[FileIdentity], now_s: float) -> H
             handle = open_handle(place)
         except OSError:
             continue
-        if handle.identity == identity and _fits(handle, mark):
+        if handle.identity == identity and _fits(handle, mark) and not _may_be_another(handle, mark, held):
             return _opened(handle, mark, now_s)
         handle.close()
     return find_copy(mark, {identity, *held}, now_s)
+
+
+def _may_be_another(handle: Handle, mark: FileMark, held: set[FileIdentity]) -> bool:
+    """Of a file that was empty nothing is known but its inode, and that may be another's by now. Then there are some
+    that came between."""
+    try:
+        if mark.head.size or handle.about().st_mtime_ns == mark.mtime_ns:
+            return False
+    except OSError:
+        return True
+    between = (one for one in rotated(Path(mark.log)) if one.identity not in {handle.identity, *held})
+    return any(one.mtime_ns > mark.mtime_ns for one in between)
 
 
 def find_copy(mark: FileMark, exclude: set[FileIdentity], now_s: float) -> HeldFile | None:

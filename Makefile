@@ -45,7 +45,7 @@ $(INSTALLED): requirements-test.lock pyproject.toml
 	@touch $@
 
 # What the tests run besides Python. Debian's prometheus brings a service along, which nobody here asked for.
-TOOLS := prometheus promtool logrotate journalctl /lib/systemd/systemd-journal-remote
+TOOLS := prometheus promtool logrotate journalctl systemd-analyze /lib/systemd/systemd-journal-remote
 PACKAGES := prometheus logrotate systemd systemd-journal-remote
 
 tools:

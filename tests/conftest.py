@@ -7,18 +7,18 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# `ci`: the same examples every time, for a verdict that can be trusted. `explore`: many new ones, for the curious
-# (HYPOTHESIS_PROFILE=explore make test).
+# The same random programs every time, for a verdict that can be trusted. For the curious, as many others as wanted:
+# PROGRAMS=10000 pytest --timeout 0 --hypothesis-seed 1 tests/log/test_model.py tests/test_restart.py
+PROGRAMS = os.environ.get("PROGRAMS")
 settings.register_profile(
-    "ci",
-    max_examples=100,
-    derandomize=True,
+    "cuzk-agent",
+    max_examples=int(PROGRAMS or 100),
+    derandomize=PROGRAMS is None,
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("explore", max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile("cuzk-agent")
 
 
 class FakeClock:

@@ -147,6 +147,10 @@ happenings = st.lists(
 )
 
 
+steps = st.sampled_from((0, 0, 0, 0, 100, -100, 3000, -3000, 60_000, -60_000, 7_200_000, -7_200_000))
+"""By how many milliseconds the wall clock is set."""
+
+
 def happen(world: World, what: str, wait_ms: int) -> None:
     world.writer.now_ms += wait_ms
     match what:
@@ -167,6 +171,14 @@ def happen(world: World, what: str, wait_ms: int) -> None:
             world.rotate()
 
 
+def daemon_writes(op: Op, writer: Writer, last_ms: int) -> tuple[list[bytes], int]:
+    """The lines of a step, of which none tells of a span before it, and when the last line was written."""
+    # After an hour of silence a line's time is doubted, by a reader of the past more than by a present one.
+    writer.now_ms = max(writer.now_ms, min(writer.now_ms + op.wait_ms, last_ms + 3_000_000))
+    lines = [re.sub(rb"gpu_ms=[0-9]+$", b"gpu_ms=0", line) for line in lines_of(op, writer, b"")]
+    return lines, writer.now_ms if lines else last_ms
+
+
 @given(in_order, st.data())
 def test_nothing_is_lost_doubled_or_taken_back(program: list[Op], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
@@ -175,11 +187,7 @@ def test_nothing_is_lost_doubled_or_taken_back(program: list[Op], data: st.DataO
         down, last_ms = False, 0
         for op in [Op("engine"), *program]:
             world.write()  # the rest of a line comes soon
-            # After an hour of silence a line's time is doubted, by a reader of the past more than by a present one.
-            now_ms = world.writer.now_ms
-            world.writer.now_ms = max(now_ms, min(now_ms + op.wait_ms, last_ms + 3_000_000))
-            lines = [re.sub(rb"gpu_ms=[0-9]+$", b"gpu_ms=0", line) for line in lines_of(op, world.writer, b"")]
-            last_ms = world.writer.now_ms if lines else last_ms
+            lines, last_ms = daemon_writes(op, world.writer, last_ms)
             world.write(*lines, hold_back=data.draw(st.sampled_from((0, 0, 1, 9))) if op.what != "life" else 0)
             for what, wait_ms in data.draw(happenings):
                 wait_ms = 0 if world.held_back else wait_ms
@@ -207,6 +215,45 @@ def test_nothing_is_lost_doubled_or_taken_back(program: list[Op], data: st.DataO
         expected = counters(whole.state())
         # Some are born when they are first looked at.
         expected = dict.fromkeys((name for name in shown[0] if not name.startswith("read ")), 0.0) | expected
+        assert {name: shown[0].get(name, 0.0) for name in expected} == pytest.approx(expected, abs=1e-9)
+
+
+@given(in_order, st.data())
+def test_a_wall_clock_that_is_set_loses_and_doubles_nothing(program: list[Op], data: st.DataObject) -> None:
+    """When a line without an offset was written may be in doubt then, and so may be why a GPU idled; nothing else."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        patch.setattr(app, "boot_id", lambda: world.boot_id)
+        last_ms = 0
+        for op in [Op("engine"), *program]:
+            world.writer.set_by_ms += data.draw(steps)
+            lines, last_ms = daemon_writes(op, world.writer, last_ms)
+            world.write(*lines)
+            for what, wait_ms in data.draw(happenings):
+                happen(world, what, wait_ms)
+        # What time it is by now can't be told from a wall clock.
+        world.write(world.writer.event("FUTURE", "porep-1", "x"))
+        world.catch_up()
+        shown = [world.scrape(0), world.scrape(1)]
+        assert shown[0] is not None
+        assert shown[0] == shown[1]
+        assert shown[0]["read lines"] == len(world.written)
+        assert shown[0]["engine_restarts"] == 0
+        world.kill()
+
+        whole = Pipeline()
+        whole.feed(world.written)
+        whole.finish()
+        exact = (
+            "events.",
+            "unparsed.",
+            "unit_outcomes.",
+            "proof_outcomes.",
+            "trouble.",
+            "span_seconds.",
+            "synth_seconds.",
+        )
+        expected = {name: value for name, value in counters(whole.state()).items() if name.startswith(exact)}
         assert {name: shown[0].get(name, 0.0) for name in expected} == pytest.approx(expected, abs=1e-9)
 
 

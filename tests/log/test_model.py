@@ -1,7 +1,4 @@
-"""Random programs of a writer, a rotator, a reader and its restarts, against what was written.
-
-`PROGRAMS=10000 pytest tests/log/test_model.py --timeout 0` runs as many of each kind.
-"""
+"""Random programs of a writer, a rotator, a reader and its restarts, against what was written."""
 
 from __future__ import annotations
 
@@ -21,13 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cuzk_agent.log.files import LINGER_S, MAX_OPEN_FILES, FileFollower
 from cuzk_agent.log.position import FilePosition, from_json, to_json
 
-PROGRAMS = int(os.environ.get("PROGRAMS", "0"))
-SETTINGS = settings(
-    stateful_step_count=50,
-    deadline=None,
-    report_multiple_bugs=False,
-    max_examples=PROGRAMS or settings().max_examples,
-)
+SETTINGS = settings(stateful_step_count=50, report_multiple_bugs=False)
 PIECES = st.lists(st.sampled_from([b"a", b"bb", b"\n", b"c\n", b"\xff", b"long"]), min_size=1, max_size=8)
 
 

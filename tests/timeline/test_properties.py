@@ -66,6 +66,8 @@ class Writer:
     """Since the first engine's start."""
     epoch_ms: int = 0
     """When the present engine started."""
+    set_by_ms: int = 0
+    """How far ahead of where it began the wall clock was set."""
 
     @property
     def monotonic_s(self) -> float:
@@ -73,14 +75,14 @@ class Writer:
 
     @property
     def unix_s(self) -> float:
-        return EPOCH.timestamp() + self.now_ms / 1000
+        return EPOCH.timestamp() + (self.now_ms + self.set_by_ms) / 1000
 
     def event(self, name: str, job: str, detail: str, late_ms: int = 0) -> bytes:
         offset_ms = max(self.now_ms - self.epoch_ms - late_ms, 0)
         return f"TIMELINE,{offset_ms},{name},{job},{detail}".encode()
 
     def tracing(self, text: str, span: str = "", late_ms: int = 0) -> bytes:
-        time = EPOCH + timedelta(milliseconds=self.now_ms - late_ms)
+        time = EPOCH + timedelta(milliseconds=self.now_ms + self.set_by_ms - late_ms)
         return f"{time:%Y-%m-%dT%H:%M:%S.%fZ}  INFO {span}cuzk_core::engine: {text}".encode()
 
 

@@ -89,6 +89,8 @@ class Engine:
         """Not later than this on the agent's own monotonic clock, which is the daemon's too."""
         self.arrivals_live = False
         """`start_monotonic_s` comes from lines that were read as they were written."""
+        self.wall_clock_told = False
+        """The wall clock has told all that it can of `start_monotonic_s`: it may have been set since."""
         self.traced = False
         """The daemon's tracing output is in the log, too."""
         self._gpu_of: dict[int, str] = {}
@@ -118,16 +120,33 @@ class Engine:
         elif self.start_monotonic_s is None or bound_s < self.start_monotonic_s:
             self.start_monotonic_s = bound_s
 
+    def note_end(self, monotonic_s: float, unix_s: float) -> None:
+        """All lines written by then have been read."""
+        by_wall_s = self._start_by_wall_s(monotonic_s, unix_s)
+        if by_wall_s is not None:
+            self.wall_clock_told = True
+            self.start_monotonic_s = by_wall_s
+
+    def forget_clock(self) -> None:
+        """The agent's monotonic clock is another one now."""
+        self.start_monotonic_s = None
+        self.arrivals_live = self.wall_clock_told = False
+
     def now_ms(self, monotonic_s: float, unix_s: float) -> int | None:
         """This engine's clock now; None while nothing ties it to the agent's."""
-        start_s = self.start_monotonic_s
-        anchored_ms, uncertainty_ms = self.anchor.start_unix_ms, self.anchor.uncertainty_ms
-        if not self.arrivals_live and anchored_ms is not None and uncertainty_ms is not None:
-            # Read from a backlog: when the lines came tells little, what time they bear tells more. A clock that is
-            # behind does no harm, one ahead does.
-            by_wall_s = monotonic_s - (unix_s - (anchored_ms + uncertainty_ms) / 1000)
-            start_s = by_wall_s if start_s is None else min(start_s, by_wall_s)
+        start_s = self._start_by_wall_s(monotonic_s, unix_s)
+        if start_s is None:
+            start_s = self.start_monotonic_s
         return None if start_s is None else int((monotonic_s - start_s) * 1000)
+
+    def _start_by_wall_s(self, monotonic_s: float, unix_s: float) -> float | None:
+        """Of lines from a backlog, when they came tells little, what time they bear tells more. A clock that is behind
+        does no harm, one ahead does."""
+        start_ms, uncertainty_ms = self.anchor.start_unix_ms, self.anchor.uncertainty_ms
+        if self.arrivals_live or self.wall_clock_told or start_ms is None or uncertainty_ms is None:
+            return None
+        by_wall_s = monotonic_s - (unix_s - (start_ms + uncertainty_ms) / 1000)
+        return by_wall_s if self.start_monotonic_s is None else min(by_wall_s, self.start_monotonic_s)
 
     def start_unix_s(self, unix_minus_monotonic_s: float | None) -> float | None:
         """Wall-clock time of the start."""

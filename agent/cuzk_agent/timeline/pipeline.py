@@ -34,6 +34,8 @@ _BACK_MS = 5000
 """An offset further back than this, and the next one too, is a new engine: disorder is a matter of milliseconds."""
 _AHEAD_MS = 1000
 """A time further ahead of the agent's own clock is wrong: that clock may be behind by as long as a read took."""
+_SET_S = 0.25
+"""The wall clock runs as the monotonic one does, but for this: else it was set."""
 _BOOT_S = 10.0
 """An engine that seems to have started this long before the machine did."""
 _OFFSET = "offset"
@@ -120,6 +122,8 @@ class Pipeline:
         self._window_now_s = 0.0
         self._settled_monotonic_s: float | None = None
         self._unix_minus_monotonic_s: float | None = None
+        self._clock_set = False
+        """The wall clock was set since all had been read: nobody knows which lines were written before."""
         self._now_ms: int | None = None
 
     # --- input -------------------------------------------------------------------------------------------------
@@ -127,6 +131,8 @@ class Pipeline:
     def feed(self, lines: Iterable[bytes], arrival: Arrival | None = None) -> None:
         """Takes in whole lines in their order."""
         self._arrival = arrival
+        if arrival is not None:
+            self._note_clock(arrival.monotonic_s, arrival.unix_s)
         for line in lines:
             values = self._parser.feed(line)
             for value in values:
@@ -141,7 +147,10 @@ class Pipeline:
         """Everything that had been written by `monotonic_s` has been fed."""
         elapsed_s = monotonic_s - self._settled_monotonic_s if self._settled_monotonic_s is not None else 0.0
         self._settled_monotonic_s = monotonic_s
-        self._unix_minus_monotonic_s = unix_s - monotonic_s
+        self._note_clock(monotonic_s, unix_s)
+        self._clock_set = False
+        if self.engine is not None:
+            self.engine.note_end(monotonic_s, unix_s)
         now_ms = self.engine.now_ms(monotonic_s, unix_s) if self.engine else None
         self._date(None if now_ms is None else now_ms + _AHEAD_MS)
         if self._over:
@@ -153,12 +162,20 @@ class Pipeline:
             self._window_now_s += max(elapsed_s, 0.0)
             self._tell_settled(None, unix_s)
             return
-        if self._held and self._now_ms is not None and self._held_ms <= self._now_ms + 1000 and not self._is_back():
+        is_ahead = self._held and not self._is_back(self._held_ms)
+        if is_ahead and self._now_ms is not None and self._held_ms <= self._now_ms + 1000:
             # The clock has come to where the held line says it is.
             self._release(engine)
         engine.settle(self._now_ms)
         self._tell_settled(engine, None)
         self._window_now_s = max(self._window_now_s, self._window_base_s + engine.frontier_ms / 1000)
+
+    def _note_clock(self, monotonic_s: float, unix_s: float) -> None:
+        before_s, self._unix_minus_monotonic_s = self._unix_minus_monotonic_s, unix_s - monotonic_s
+        if before_s is not None and abs(self._unix_minus_monotonic_s - before_s) > _SET_S:
+            self._clock_set = True
+            if self.engine is not None:
+                self.engine.wall_clock_told = True
 
     def finish(self) -> None:
         """The log ends here. What is in flight stays in flight; time is settled up to the last line."""
@@ -166,7 +183,7 @@ class Pipeline:
             self._take(value)
         self._date()
         if self._held and self.engine is not None:
-            if self._is_back():
+            if self._is_back(self._held_ms):
                 self._begin_held()
             else:
                 self._misplaced += sum(isinstance(line, TimelineEvent) for line in self._held)
@@ -202,17 +219,16 @@ class Pipeline:
     def rebooted(self) -> None:
         """The machine was started anew since the last line was fed: the monotonic clock is another one, and the engine
         is gone, though it may have written more than was read."""
-        self._settled_monotonic_s = self._now_ms = self._arrival = None
+        self._settled_monotonic_s = self._unix_minus_monotonic_s = self._now_ms = self._arrival = None
         self._over = True
         if self.engine is not None:
-            self.engine.start_monotonic_s = None
-            self.engine.arrivals_live = False
+            self.engine.forget_clock()
 
     def daemon_ended(self) -> None:
         """The daemon's process is known to have ended after the line that was fed last: what comes is of another."""
         self._date()
         if self._held and self.engine is not None:
-            if self._is_back():
+            if self._is_back(self._held_ms):
                 self._begin_held()
             else:
                 self._distrust(self.engine)
@@ -230,8 +246,7 @@ class Pipeline:
         if engine is None:
             return
         if isinstance(value, TimelineEvent):
-            is_back = value.offset_ms < engine.seen_ms - _BACK_MS
-            self._date(None if is_back else value.offset_ms + DISORDER_MS)
+            self._date(None if self._is_back(value.offset_ms) else value.offset_ms + DISORDER_MS)
         elif self._undated or self._may_be_ahead(engine, value):
             if len(self._undated) < _MAX_HELD:
                 self._undated.append(value)
@@ -265,7 +280,7 @@ class Pipeline:
                     return
             elif self._agrees(offset_ms):
                 self._held.append(value)
-                if self._is_back():
+                if self._is_back(self._held_ms):
                     self._begin_held()
                 else:
                     self._release(engine)
@@ -323,7 +338,7 @@ class Pipeline:
         return None
 
     def _is_odd(self, engine: Engine, offset_ms: int, is_event: bool) -> bool:
-        if is_event and offset_ms < engine.seen_ms - _BACK_MS:
+        if is_event and self._is_back(offset_ms):
             return True
         if offset_ms <= engine.seen_ms + _JUMP_MS:
             return False
@@ -331,11 +346,13 @@ class Pipeline:
         now_ms = engine.now_ms(arrival.monotonic_s, arrival.unix_s) if arrival else None
         return now_ms is None or offset_ms > now_ms + 1000
 
-    def _is_back(self) -> bool:
-        return self.engine is not None and self._held_ms < self.engine.seen_ms - _BACK_MS
+    def _is_back(self, offset_ms: int) -> bool:
+        """Whether events went on from there: what other lines say of the time may be wrong."""
+        last_ms = None if self.engine is None else self.engine.last_event_ms
+        return last_ms is not None and offset_ms < last_ms - _BACK_MS
 
     def _agrees(self, offset_ms: int) -> bool:
-        if self._is_back() and self.engine is not None and offset_ms >= self.engine.seen_ms - _BACK_MS:
+        if self._is_back(self._held_ms) and not self._is_back(offset_ms):
             return False
         return -_BACK_MS <= offset_ms - self._held_ms <= _JUMP_MS
 
@@ -397,6 +414,7 @@ class Pipeline:
         self._stop()
         engine = self.new_engine(start_ms)
         engine.settings.update(self._startup)
+        engine.wall_clock_told = self._clock_set
         if before is not None:
             engine.ledger.learn(start_ms, jobs_announced=before.ledger.jobs_announced)
             engine.units.assembly_logged = before.units.assembly_logged

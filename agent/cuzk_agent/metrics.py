@@ -207,6 +207,12 @@ def _engine(state: AgentState) -> Iterator[Metric]:
         "kind",
         "gpu",
     )
+    srs = _Family(
+        "summary", "cuzk_srs_load_seconds", "Time to load a circuit's parameters (SRS) from disk, in seconds.", "source"
+    )
+    loading = _Family(
+        "gauge", "cuzk_srs_loads_in_progress", "Parameters (SRS) that are being loaded from disk.", "source"
+    )
     for source, timeline in _timelines(state):
         for event, count in timeline.events.items():
             events.add(count, source, event)
@@ -221,7 +227,10 @@ def _engine(state: AgentState) -> Iterator[Metric]:
         uncertainty.add(timeline.anchor_uncertainty_seconds, source)
         for (kind, gpu), count in timeline.trouble.items():
             trouble.add(count, source, kind, gpu)
+        srs.add_summary(*timeline.srs_load_seconds, source)
+        loading.add(timeline.srs_loading, source)
     yield from (events, evidence, info, restarts, running, stalled, last_event, started, uncertainty, trouble)
+    yield from (srs, loading)
 
 
 def _units(state: AgentState) -> Iterator[Metric]:
@@ -232,6 +241,9 @@ def _units(state: AgentState) -> Iterator[Metric]:
         "cuzk_synth_rolling_seconds",
         "Time of one synthesis, in seconds: quantiles over a sliding window, count and sum since the start.",
         "source",
+    )
+    active = _Family(
+        "counter", "cuzk_synth_active_seconds_total", "Seconds in which at least one unit was in synthesis.", "source"
     )
     ready_wait = _Family(
         "histogram", "cuzk_ready_wait_seconds", "Time from being queued for a GPU to pickup, in seconds.", "source"
@@ -270,6 +282,7 @@ def _units(state: AgentState) -> Iterator[Metric]:
         for kind, histogram in timeline.synth_seconds.items():
             synth.add_histogram(histogram, source, kind)
         rolling.add_rolling(timeline.synth_rolling, state.rolling_window_s, source)
+        active.add(timeline.synth_active_seconds, source)
         ready_wait.add_histogram(timeline.ready_wait_seconds, source)
         handoff.add_histogram(timeline.handoff_seconds, source)
         for kind, histogram in timeline.span_seconds.items():
@@ -282,7 +295,7 @@ def _units(state: AgentState) -> Iterator[Metric]:
             oldest.add(seconds, source, stage)
         for outcome, count in timeline.unit_outcomes.items():
             outcomes.add(count, source, outcome)
-    yield from (synth, rolling, ready_wait, handoff, span, phase, in_flight, oldest, outcomes)
+    yield from (synth, rolling, active, ready_wait, handoff, span, phase, in_flight, oldest, outcomes)
 
 
 def _gpus(state: AgentState) -> Iterator[Metric]:

@@ -146,6 +146,10 @@ def test_fifteen_partitioned_proofs_give_the_published_figures() -> None:
     assert statistics.mean(seconds) == pytest.approx(36.2, abs=0.05)
     assert statistics.median(seconds) == pytest.approx(36.6, abs=0.05)
     state = followed.pipeline.state()
+    at_ms = {(event.name, event.job_id, event.partition): event.offset_ms for event in events("seeds/p9-c15.log")}
+    starts = [(start_ms, unit) for (name, *unit), start_ms in at_ms.items() if name == "SYNTH_START"]
+    at_work = {ms for start_ms, unit in starts for ms in range(start_ms, at_ms["SYNTH_END", *unit])}
+    assert state.synth_active_seconds == len(at_work) / 1000
     synth = state.synth_seconds["other"]
     assert sum(synth.counts) == 150
     assert synth.sum_seconds == pytest.approx(sum(seconds))

@@ -181,6 +181,7 @@ def test_starved_is_synthesis_with_more_behind_it() -> None:
     book.ledger.advance(50)
     # Before the span it is the pipeline filling; without anything behind, it is a lone proof's latency.
     assert book.idle() == {Cause.FILL: 5 + 10, Cause.STARVED: 20, Cause.NO_WORK: 10}
+    assert book.ledger.synth_ms == 40
 
 
 def test_after_no_work_it_fills_until_something_reaches_the_gpu() -> None:

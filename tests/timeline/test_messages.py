@@ -54,6 +54,25 @@ def heard() -> Heard:
     return Heard()
 
 
+def test_parameters_are_loaded(heard: Heard) -> None:
+    def loads() -> tuple[int, tuple[int, float]]:
+        state = heard.pipeline.state()
+        return state.srs_loading, state.srs_load_seconds
+
+    heard.say("loading SRS from disk circuit_id=porep-32g path=/data/v28.params size_gib=44")
+    heard.say("loading SRS from disk circuit_id=winning-post-32g path=/data/v28.params size_gib=1")
+    heard.finish()
+    assert loads() == (2, (0, 0.0))
+    heard.say("SRS loaded successfully circuit_id=porep-32g elapsed_ms=41500")
+    heard.finish()
+    assert loads() == (1, (1, 41.5))
+    # One that nothing more is heard of is not being loaded for ever.
+    heard.event("SYNTH_START", "a", "partition=0")
+    heard.pipeline.feed([b"TIMELINE,600100,SYNTH_START,a,partition=1"])
+    heard.finish()
+    assert loads() == (0, (1, 41.5))
+
+
 # --- workers and GPUs -------------------------------------------------------------------------------------------
 
 

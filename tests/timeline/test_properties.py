@@ -47,6 +47,8 @@ MESSAGES = (
     "initializing GPU workers num_gpus=2 gpu_workers_per_device=2 total_workers=4 gpus=[0, 1]",
     "proof failed error=of no particular job",
     "cudaHostAlloc failed",
+    "loading SRS from disk circuit_id={kind} path=/x size_gib=44",
+    "SRS loaded successfully circuit_id={kind} elapsed_ms=300",
     "something nobody has seen before key=value",
 )
 SPAN_MESSAGES = (
@@ -291,6 +293,8 @@ def counters(state: TimelineState) -> dict[str, float]:  # noqa: C901  # one cas
         "proof_latency_seconds",
         "trouble",
         "synth_rolling",
+        "synth_active_seconds",
+        "srs_load_seconds",
     ):
         take(name, getattr(state, name))
     for gpu, about in state.gpus.items():
@@ -317,7 +321,7 @@ def assert_adds_up(engine: Engine, gaps: list[Gap]) -> None:
     """Every millisecond of every known GPU is in exactly one place."""
     ledger = engine.ledger
     elapsed_ms = ledger.frontier_ms - ledger.start_ms
-    assert elapsed_ms >= 0
+    assert 0 <= ledger.synth_ms <= elapsed_ms
     assert all(ledger._in_stage[rank] >= 0 for rank in STAGE_RANKS.values())
     for gpu, account in ledger.accounts.items():
         totals = account.totals

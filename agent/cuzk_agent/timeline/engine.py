@@ -21,6 +21,9 @@ _SETTLE_STEP_MS = 1000
 _ARRIVAL_UNCERTAINTY_MS = 25.0
 """How late a line is read that was written while the reader was waiting for it: a little over one poll."""
 _WORKERS_MAX = 4096
+_SRS_MAX = 64
+_SRS_LOAD_MS = 600_000
+"""Loading takes a minute or two; one that was begun so long ago has failed without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Engine:
         self.traced = False
         """The daemon's tracing output is in the log, too."""
         self._gpu_of: dict[int, str] = {}
+        self._srs_since_ms: dict[str, int] = {}
+        """By circuit: since when its parameters are being loaded."""
         self._silent = False
         self._work_at_last_line = False
 
@@ -210,6 +215,22 @@ class Engine:
     def trouble(self, kind: str, gpu: str = "") -> None:
         """Counts something that went wrong."""
         self._counters.trouble[kind, gpu] = self._counters.trouble.get((kind, gpu), 0) + 1
+
+    def srs_loading(self, circuit: str, at_ms: int) -> None:
+        """Parameters are being loaded from disk."""
+        if len(self._srs_since_ms) < _SRS_MAX:
+            self._srs_since_ms[circuit] = at_ms
+
+    def srs_loaded(self, circuit: str, elapsed_ms: int | None) -> None:
+        """They are loaded."""
+        self._srs_since_ms.pop(circuit, None)
+        if elapsed_ms is not None:
+            self._counters.srs_loads += 1
+            self._counters.srs_load_ms += elapsed_ms
+
+    def srs_in_progress(self, now_ms: int) -> int:
+        """How many are being loaded."""
+        return sum(now_ms - since_ms < _SRS_LOAD_MS for since_ms in self._srs_since_ms.values())
 
     def know_worker(self, worker: int, gpu: str, at_ms: int) -> None:
         """A line tells which GPU a worker drives."""

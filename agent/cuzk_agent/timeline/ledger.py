@@ -215,6 +215,8 @@ class Ledger:
         """Since then busy and idle add up."""
         self.frontier_ms = start_ms
         self.late = 0
+        self.synth_ms = 0
+        """Time in which any unit was in synthesis."""
         self.accounts: dict[str, GpuAccount] = {}
         self.jobs_announced = False
         """The log tells of waiting units (`job enqueued`): without, starved and fill can't be told apart by them."""
@@ -294,7 +296,7 @@ class Ledger:
     def count_from_here(self) -> None:
         """The account begins at the frontier, with what is open there."""
         self.counted_from_ms = self.frontier_ms
-        self.late = 0
+        self.late = self.synth_ms = 0
         for account in (*self.accounts.values(), self._untouched):
             account.totals = GpuTotals()
             account.share_clock_ms = 0.0
@@ -331,6 +333,8 @@ class Ledger:
         if elapsed_ms <= 0:
             return
         blind = (self._silent or not self._settled.spans_logged) and self.in_flight > 0
+        if self._in_stage[Rank.SYNTH] and not self._silent:
+            self.synth_ms += elapsed_ms
         idle = []
         for account in self.accounts.values():
             if account.open and not blind:

@@ -135,6 +135,14 @@ def _over_budget(engine: Engine, line: TracingLine, at_ms: int) -> None:
     engine.trouble("memory_budget")
 
 
+def _srs_loading(engine: Engine, line: TracingLine, at_ms: int) -> None:
+    engine.srs_loading(line.fields.get("circuit_id", "")[:_MAX_SETTING], at_ms)
+
+
+def _srs_loaded(engine: Engine, line: TracingLine, at_ms: int) -> None:
+    engine.srs_loaded(line.fields.get("circuit_id", "")[:_MAX_SETTING], _number(line.fields, "elapsed_ms"))
+
+
 def _srs_evicted(engine: Engine, line: TracingLine, at_ms: int) -> None:
     engine.trouble("srs_evicted")
 
@@ -170,6 +178,8 @@ _HANDLERS: Mapping[str, Callable[[Engine, TracingLine, int], None]] = {
     "initializing GPU workers": _gpu_workers,
     "pipeline GPU worker started": _worker_started,
     "job enqueued": _enqueued,
+    "loading SRS from disk": _srs_loading,
+    "SRS loaded successfully": _srs_loaded,
     "dispatching per-partition synthesis (budget-gated)": _dispatched,
     "dispatching per-partition SnapDeals synthesis (budget-gated)": _dispatched,
     "GPU_TIMING prove_start returned": _prove_start_returned,

@@ -110,7 +110,7 @@ class Pipeline:
 
         self._counters = Counters()
         self._events = dict.fromkeys((*sorted(EVENT_NAMES), "other"), 0)
-        self._late = 0
+        self._late = self._synth_ms = 0
         self._bases: set[LatencyBasis] = set()
         self._past: dict[str, GpuTotals] = {}
         self._phases: dict[str, tuple[int, float]] = {}
@@ -210,7 +210,7 @@ class Pipeline:
         self._parser.count_from_here()
         self._counters.count_from_here()
         self._events = dict.fromkeys(self._events, 0)
-        self._misplaced = self._late = 0
+        self._misplaced = self._late = self._synth_ms = 0
         self._engines = 0 if engine is None else 1
         self._past, self._phases, self._kernel_ms = {}, {}, {}
         for window in (self._synth_window, *self._gap_windows.values()):
@@ -448,6 +448,7 @@ class Pipeline:
             return
         engine.stop()
         self._late += engine.ledger.late
+        self._synth_ms += engine.ledger.synth_ms
         for gpu, account in engine.ledger.accounts.items():
             self._past.setdefault(gpu, GpuTotals()).add(account.totals)
         self._window_now_s = max(self._window_now_s, self._window_base_s + engine.frontier_ms / 1000)
@@ -529,12 +530,16 @@ class Pipeline:
         phases = dict(self._phases)
         if engine is not None and running:
             self._add_phases(phases, engine)
+        srs_loading = 0
+        synth_ms = self._synth_ms
         in_flight = dict.fromkeys(Stage, 0)
         ages: dict[Stage, float] = {}
         jobs_open = dict.fromkeys(self._counters.synth, 0)
         job_ages: dict[str, float] = {}
         if engine is not None and running:
             now_ms = max(engine.frontier_ms, self._now_ms or 0)
+            synth_ms += engine.ledger.synth_ms
+            srs_loading = engine.srs_in_progress(now_ms)
             for stage, count, oldest_ms in engine.units.in_flight():
                 in_flight[stage] = count
                 if oldest_ms is not None:
@@ -569,6 +574,7 @@ class Pipeline:
             torn_lost=stats.torn_lost,
             unparsed=unparsed,
             synth_seconds=self._shown(counters.synth),
+            synth_active_seconds=synth_ms / 1000,
             ready_wait_seconds=counters.ready_wait.freeze(),
             handoff_seconds=counters.handoff.freeze(),
             span_seconds=self._shown(counters.span),
@@ -577,7 +583,9 @@ class Pipeline:
             proof_outcomes=dict(counters.proof_outcomes),
             proof_latency_seconds=self._latency(),
             trouble=dict(counters.trouble),
+            srs_load_seconds=(counters.srs_loads, counters.srs_load_ms / 1000),
             synth_rolling=self._synth_window.freeze(self._window_now_s),
+            srs_loading=srs_loading,
             in_flight=in_flight,
             oldest_age_seconds=ages,
             jobs_open=jobs_open,

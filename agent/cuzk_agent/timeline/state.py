@@ -167,6 +167,8 @@ class TimelineState:
     unparsed: Mapping[str, int]
     synth_seconds: Mapping[str, Histogram]
     """By proof kind, the known kinds all present; `other` from its first job on."""
+    synth_active_seconds: float
+    """Settled time in which any unit was in synthesis."""
     ready_wait_seconds: Histogram
     handoff_seconds: Histogram
     span_seconds: Mapping[str, Histogram]
@@ -180,9 +182,13 @@ class TimelineState:
     """By proof kind and basis, for the basis that this log has."""
     trouble: Mapping[tuple[str, str], int]
     """By kind of trouble and GPU (empty string where no GPU can be named), the known kinds present."""
+    srs_load_seconds: tuple[int, float]
+    """Count and sum of the times that it took to load parameters (SRS) from disk."""
     synth_rolling: Rolling
 
     # What is in flight
+    srs_loading: int
+    """How many parameters are being loaded."""
     in_flight: Mapping[Stage, int]
     oldest_age_seconds: Mapping[Stage, float]
     """Absent for a stage that holds nothing."""

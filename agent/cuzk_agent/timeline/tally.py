@@ -106,6 +106,9 @@ class Counters:
             basis: {kind: HistogramTally(PROOF_BOUNDS) for kind in PROOF_KINDS} for basis in LatencyBasis
         }
     )
+    srs_loads: int = 0
+    """Parameters (SRS) that were loaded from disk."""
+    srs_load_ms: int = 0
     other_seen: bool = False
     """There was a job whose kind is `other`."""
 

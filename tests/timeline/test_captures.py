@@ -147,8 +147,8 @@ def test_fifteen_partitioned_proofs_give_the_published_figures() -> None:
     assert statistics.median(seconds) == pytest.approx(36.6, abs=0.05)
     state = followed.pipeline.state()
     at_ms = {(event.name, event.job_id, event.partition): event.offset_ms for event in events("seeds/p9-c15.log")}
-    starts = [(start_ms, unit) for (name, *unit), start_ms in at_ms.items() if name == "SYNTH_START"]
-    at_work = {ms for start_ms, unit in starts for ms in range(start_ms, at_ms["SYNTH_END", *unit])}
+    starts = [key for key in at_ms if key[0] == "SYNTH_START"]
+    at_work = {ms for key in starts for ms in range(at_ms[key], at_ms["SYNTH_END", key[1], key[2]])}
     assert state.synth_active_seconds == len(at_work) / 1000
     synth = state.synth_seconds["other"]
     assert sum(synth.counts) == 150

@@ -243,7 +243,7 @@ def test_one_kernel_at_a_time_on_a_gpu() -> None:
         elif "mutex_held_ms" in text:
             assert holder == line.writer
             holder = None
-    of_gpu = model.kernels[0]
+    of_gpu = model.gpus.kernels[0]
     assert all(a.end_ms <= b.start_ms for a, b in pairwise(of_gpu))
 
 
@@ -322,5 +322,5 @@ def test_memory_of_the_past_is_bounded_where_it_is_not_kept() -> None:
     model = Model(DAY, 1, speed=100, keep=False)
     for _ in model.lines(120_000):
         pass
-    assert max(map(len, model.kernels)) <= 256
+    assert max(map(len, model.gpus.kernels)) <= 256
     assert not any(gpu.gaps for gpu in model.truth().gpus.values())

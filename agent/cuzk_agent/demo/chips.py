@@ -52,7 +52,8 @@ class Chips:
     """
 
     def __init__(self, model: Model, printer: Printer) -> None:
-        self._model = model
+        self._gpus = model.gpus
+        self._count = model.setting.gpus
         self._printer = printer
         self._foreign = model.setting.foreign
 
@@ -69,14 +70,14 @@ class Chips:
                 uuid=f"GPU-5eed0000-0000-4000-8000-{gpu:012}",
                 pci_bus_id=f"00000000:{6 + gpu:02X}:00.0",
             )
-            for gpu in range(self._model.setting.gpus)
+            for gpu in range(self._count)
         ]
 
     def script(self, nvml: FakeNvml, unix_s: float) -> None:
         """Lets happen to the simulated GPUs what is due by now."""
         now_ms = self._time_ms(unix_s)
-        while self._model.troubles and self._model.troubles[0].time_ms <= now_ms:
-            trouble = self._model.troubles.popleft()
+        while self._gpus.troubles and self._gpus.troubles[0].time_ms <= now_ms:
+            trouble = self._gpus.troubles.popleft()
             if trouble.xid is not None:
                 nvml.xid(trouble.gpu, trouble.xid)
             (nvml.restore if trouble.present else nvml.remove)(trouble.gpu)
@@ -153,7 +154,7 @@ class Chips:
             start_ms = until_ms
 
     def _kernels(self, gpu: int, start_ms: float, end_ms: float) -> Iterator[_Stretch]:
-        kernels = self._model.kernels[gpu]
+        kernels = self._gpus.kernels[gpu]
         first = bisect_right(kernels, start_ms, key=lambda run: run.end_ms)
         for index in range(first, len(kernels)):
             run = kernels[index]

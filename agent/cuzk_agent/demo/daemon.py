@@ -11,8 +11,9 @@ from random import Random
 
 from cuzk_agent.clock import Clock
 from cuzk_agent.demo.chips import Chips, write_nvml
+from cuzk_agent.demo.engine import shutdown_lines
 from cuzk_agent.demo.lines import Line, Printer, Write, disordered, writes
-from cuzk_agent.demo.model import Model, shutdown_lines
+from cuzk_agent.demo.model import Model
 from cuzk_agent.demo.scenario import Scenario
 from cuzk_agent.demo.truth import Truth
 from cuzk_agent.gpu.fake import FakeNvml

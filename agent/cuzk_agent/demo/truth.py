@@ -254,6 +254,29 @@ class Account:
         return Cause.STARVED if self._count[Queue.WAITING] and reached else Cause.FILL
 
 
+class Tally:
+    """What became of units and jobs, in all engines' lives."""
+
+    def __init__(self, *, keep: bool = True) -> None:
+        """Without `keep` no job is known to have been proved before."""
+        self._keep = keep
+        self.units: Counter[Outcome] = Counter()
+        self.jobs: Counter[tuple[str, Outcome]] = Counter()
+        """By kind and outcome."""
+        self._proved_ids: set[str] = set()
+
+    def decide(self, job: JobTruth, outcome: Outcome) -> None:
+        """A job's outcome is known; the first one stands."""
+        if job.outcome is not None:
+            return
+        job.outcome = outcome
+        self.jobs[job.kind, outcome] += 1
+        if outcome is Outcome.PROVED:
+            job.repeated = job.job_id in self._proved_ids
+            if self._keep:
+                self._proved_ids.add(job.job_id)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelRun:
     """A stretch in which one unit's kernels had a GPU to themselves."""

@@ -1,7 +1,9 @@
 """A discrete-event model of the prover, whose log is an output of its state.
 
-Callers (`callers`) submit jobs to a daemon, which may end and be started again, and whose engine (`engine`) proves
-them. Beside the log stands what was true (`truth`). Pure: seeded, simulated milliseconds, no I/O and no clock.
+Callers (`callers`) submit jobs to a daemon, which may end and be started again. Its engine (`engine`) queues them by
+priority and splits them into units (`dispatch`) once their kind's parameters are loaded and as far as memory allows
+(`memory`), synthesizes these on the CPU (`synthesis`), proves them on the GPUs (`workers`) and finishes their proofs
+(`finishing`). Beside the log stands what was true (`truth`). Pure: seeded, simulated milliseconds, no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Model:
         open_jobs = 0
         if self._engine is not None:
             lives.append(self._engine_truth(self._engine, at_ms or 0))
-            open_jobs = sum(job.outcome is None for job in self._engine.job_truths)
+            open_jobs = sum(job.outcome is None for job in self._engine.progress.job_truths)
         for found, jobs in lives:
             for gpu, truth in enumerate(found):
                 gpus[gpu].add(truth)
@@ -87,7 +89,8 @@ class Model:
 
     @staticmethod
     def _engine_truth(engine: Engine, at_ms: int = 0) -> tuple[list[GpuTruth], list[JobTruth]]:
-        return engine.account.truth(max(at_ms, engine.last_line_ms)), engine.job_truths
+        progress = engine.progress
+        return progress.account.truth(max(at_ms, engine.process.last_line_ms)), progress.job_truths
 
     def _kernel_runs(self) -> Iterator[KernelRun]:
         for gpu, kernels in enumerate(self.gpus.kernels):
@@ -105,13 +108,13 @@ class Model:
     def _start(self) -> None:
         self._engines += 1
         engine = Engine(self._world, self.gpus, self._tally, self._callers.job_over, keep=self._keep)
-        self._engine, self._world.running = engine, engine
+        self._engine, self._world.running = engine, engine.process
         if self._lost_gpu is not None:
             self.gpus.troubles.append(Trouble(self.now_ms, self._lost_gpu, None))
             self._lost_gpu = None
         life = next(self._lives, None)
         if life is not None:
-            self._world.later(life.for_ms, partial(self._end, life), engine)
+            self._world.later(life.for_ms, partial(self._end, life), engine.process)
         self._callers.connect(engine.submit)
 
     def _end(self, life: Life) -> None:
@@ -128,7 +131,7 @@ class Model:
         if end is End.INTERRUPTED:
             engine.interrupt()
         self._engine = self._world.running = None
-        self._callers.disconnect(engine.end())
+        self._callers.disconnect(engine.progress.abandon())
         self.gpus.stop(self.now_ms)
         if self._keep:
             self._past.append(self._engine_truth(engine))

@@ -65,13 +65,13 @@ class Model:
         self._start()
         yield from self._world.run(math.inf if until_ms is None else until_ms * self._world.speed, min_lines)
 
-    def truth(self, at_ms: int | None = None) -> Truth:
-        """What was true up to the last line that bears a time, or up to a later time of the engine's clock."""
+    def truth(self) -> Truth:
+        """What was true up to the last line that bears a time."""
         gpus = {gpu: GpuTruth() for gpu in range(self.setting.gpus)}
         lives = list(self._past)
         open_jobs = 0
         if self._engine is not None:
-            lives.append(self._engine_truth(self._engine, at_ms or 0))
+            lives.append(self._engine_truth(self._engine))
             open_jobs = sum(job.outcome is None for job in self._engine.progress.job_truths)
         for found, jobs in lives:
             for gpu, truth in enumerate(found):
@@ -88,9 +88,8 @@ class Model:
         )
 
     @staticmethod
-    def _engine_truth(engine: Engine, at_ms: int = 0) -> tuple[list[GpuTruth], list[JobTruth]]:
-        progress = engine.progress
-        return progress.account.truth(max(at_ms, engine.process.last_line_ms)), progress.job_truths
+    def _engine_truth(engine: Engine) -> tuple[list[GpuTruth], list[JobTruth]]:
+        return engine.progress.account.truth(engine.process.last_line_ms), engine.progress.job_truths
 
     def _kernel_runs(self) -> Iterator[KernelRun]:
         for gpu, kernels in enumerate(self.gpus.kernels):

@@ -149,10 +149,10 @@ class Account:
         self._until(at_ms)
         self._count[queue] += units
 
-    def leave(self, queue: Queue, at_ms: int, units: int = 1) -> None:
-        """Units leave a queue."""
+    def leave(self, queue: Queue, at_ms: int) -> None:
+        """A unit leaves a queue."""
         self._until(at_ms)
-        self._count[queue] -= units
+        self._count[queue] -= 1
 
     def pick_up(self, gpu: int, at_ms: int) -> None:
         """A worker of this GPU has a unit that it has not started."""

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
-from cuzk_agent.demo.lines import Line, Printer, Timeline, Tracing
+from cuzk_agent.demo.lines import Line, Printer, Tracing
 from cuzk_agent.demo.model import Model
-from cuzk_agent.demo.scenario import (
-    BATCHED,
-    BLOCKED,
-    BOUND,
-    DAY,
-    FAILING,
-    HANDOFF,
-    POSTDEADLINE,
-    SCENARIOS,
-    Fault,
-    Generation,
-    Scenario,
-    Setting,
-)
-from cuzk_agent.demo.truth import Outcome
+from cuzk_agent.demo.scenario import BATCHED, BLOCKED, DAY, FAILING, HANDOFF, SCENARIOS
+from demo.support import events_by_unit
 
 LONG_MS = 600_000
 """Ten minutes at speed 10: every burst comes several times."""
@@ -142,15 +127,6 @@ def shapes(lines: Iterable[Line]) -> set[str]:
     return {shape(part) for line in lines for part in logged(line).removesuffix("\n").split("\n")}
 
 
-def events_by_unit(lines: list[Line]) -> dict[tuple[str, str], list[Timeline]]:
-    units: dict[tuple[str, str], list[Timeline]] = defaultdict(list)
-    for line in lines:
-        if isinstance(line, Timeline):
-            partition = re.search(r"partition=(\d+)", line.detail)
-            units[line.job_id, partition[1] if partition else ""].append(line)
-    return units
-
-
 @pytest.fixture(scope="module")
 def long_run() -> list[Line]:
     return list(Model(DAY, 3, speed=10).lines(LONG_MS))
@@ -202,125 +178,8 @@ def test_durations_are_those_between_the_events(long_run: list[Line]) -> None:
                 assert int(found[1]) == pytest.approx(offsets["SYNTH_END"] - offsets["SYNTH_START"], abs=1.01)
 
 
-def overlaps(lines: Iterable[Line]) -> tuple[int, int]:
-    """GPU_STARTs while a span is open: on the same worker, and on another one."""
-    open_by_worker: dict[str, int] = defaultdict(int)
-    own = others = 0
-    for line in lines:
-        if isinstance(line, Timeline) and line.event in {"GPU_START", "GPU_END"}:
-            worker = line.detail.split(",")[0]
-            if line.event == "GPU_START":
-                own += open_by_worker[worker] > 0
-                others += any(count for other, count in open_by_worker.items() if other != worker)
-            open_by_worker[worker] += 1 if line.event == "GPU_START" else -1
-    return own, others
-
-
-@pytest.mark.parametrize(
-    ("setting", "own_overlap", "others_overlap"),
-    [
-        (Setting(Generation.SINGLE, workers_per_gpu=1, synth_workers=16), False, False),
-        (Setting(Generation.DUAL, synth_workers=16), False, True),
-        (Setting(Generation.SPLIT, synth_workers=16), True, True),
-    ],
-)
-def test_generations_differ_in_how_spans_overlap(setting: Setting, own_overlap: bool, others_overlap: bool) -> None:
-    lines = list(Model(Scenario("", setting, BOUND.bursts), 1, rounds=1).lines())
-    own, others = overlaps(lines)
-    assert (own > 10, others > 10) == (own_overlap, others_overlap)
-    events = {line.event for line in lines if isinstance(line, Timeline)}
-    assert ("GPU_QUEUE" in events, "CHAN_SEND" in events) == (own_overlap, not own_overlap)
-
-
-def test_one_kernel_at_a_time_on_a_gpu() -> None:
-    model = Model(replace(DAY, setting=Setting(workers_per_gpu=3)), 2)
-    holder = None
-    for line in model.lines(500_000):
-        text = logged(line)
-        if "mutex_wait_ms" in text:
-            assert holder is None
-            holder = line.writer
-        elif "mutex_held_ms" in text:
-            assert holder == line.writer
-            holder = None
-    of_gpu = model.gpus.kernels[0]
-    assert all(a.end_ms <= b.start_ms for a, b in pairwise(of_gpu))
-
-
-def test_faults_end_as_they_should() -> None:
-    model = Model(FAILING, 3, rounds=1)
-    lines = list(model.lines())
-    faults = [request.fault for burst in FAILING.bursts for request in burst.requests]
-    assert {fault for fault in faults if fault is not None} == set(Fault)
-    truth = model.truth()
-    failed = sum(count for (_, outcome), count in truth.jobs.items() if outcome is Outcome.FAILED)
-    assert failed == len(faults) - faults.count(None)
-    assert truth.open_jobs == 0
-    assert sum(gpu.wasted_ms for gpu in truth.gpus.values()) > 0
-    # What was proved twice was asked for twice.
-    enqueued = [
-        dict(line.fields)["job_id"] for line in lines if isinstance(line, Tracing) and "enqueued" in line.message
-    ]
-    assert len(enqueued) - len(set(enqueued)) == 2
-
-
-def test_a_failed_jobs_unit_is_dropped_without_a_start() -> None:
-    lines = list(Model(FAILING, 3, rounds=1).lines())
-    dropped = {
-        (dict(line.fields)["job_id"], re.sub(r"\D", "", dict(line.fields)["partition"]))
-        for line in lines
-        if isinstance(line, Tracing) and line.message == "skipping GPU prove for failed partitioned job"
-    }
-    units = events_by_unit(lines)
-    assert dropped
-    for unit in dropped:
-        assert units[unit][-1].event == "GPU_PICKUP"
-
-
-def test_memory_is_never_overdrawn_and_all_of_it_comes_back() -> None:
-    for scenario in (BLOCKED, FAILING, DAY):
-        model = Model(scenario, 1, rounds=1)
-        free = [
-            int(dict(line.fields)["budget_available_gib"])
-            for line in model.lines()
-            if isinstance(line, Tracing) and "budget_available_gib" in dict(line.fields)
-        ]
-        assert min(free) >= 0
-        assert model.truth().open_jobs == 0
-
-
-def test_a_request_that_can_never_have_its_memory_blocks_for_ever() -> None:
-    small = replace(DAY, setting=replace(DAY.setting, budget_gib=30))
-    lines = list(Model(small, 1).lines(400_000))
-    assert any(isinstance(line, Tracing) and line.message.startswith("acquire request exceeds") for line in lines)
-    assert not any(isinstance(line, Timeline) and line.job_id.startswith("porep") for line in lines)
-
-
-def test_a_whole_proof_is_overwritten_by_the_next() -> None:
-    model = Model(POSTDEADLINE, 1, rounds=1)
-    list(model.lines())
-    truth = model.truth()
-    lost = sum(count for (_, outcome), count in truth.jobs.items() if outcome is Outcome.LOST)
-    assert lost == truth.units[Outcome.LOST] > 0
-
-
 def test_the_first_minute_shows_every_kind_and_a_failure() -> None:
     lines = list(Model(DAY, 1, speed=10).lines(60_000))
     proved = {dict(line.span_fields).get("proof_kind") for line in lines if isinstance(line, Tracing)}
     assert proved >= {"porep-c2", "snap-update", "window-post", "winning-post"}
     assert any(line.level == "ERROR" for line in lines if isinstance(line, Tracing))
-
-
-def test_only_lines_of_the_level_are_written() -> None:
-    quiet = replace(FAILING, setting=replace(FAILING.setting, level="WARN", kernel_lines=False, noise=2))
-    lines = list(Model(quiet, 1, rounds=1).lines())
-    assert {line.level for line in lines if isinstance(line, Tracing)} == {"WARN", "ERROR"}
-    assert {type(line) for line in lines} == {Timeline, Tracing}
-
-
-def test_memory_of_the_past_is_bounded_where_it_is_not_kept() -> None:
-    model = Model(DAY, 1, speed=100, keep=False)
-    for _ in model.lines(120_000):
-        pass
-    assert max(map(len, model.gpus.kernels)) <= 256
-    assert not any(gpu.gaps for gpu in model.truth().gpus.values())

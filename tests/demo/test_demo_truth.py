@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cuzk_agent.demo.daemon import Written, write_log
 from cuzk_agent.demo.scenario import SCENARIOS, Fault, Generation, Scenario
-from cuzk_agent.demo.truth import Cause, GpuTruth, Outcome, Truth
+from cuzk_agent.demo.truth import Cause, GpuTruth, JobTruth, Outcome, Tally, Truth
 from cuzk_agent.timeline.ledger import Gap
 from cuzk_agent.timeline.pipeline import Arrival, Pipeline
 from cuzk_agent.timeline.state import Boundary, GpuState, ProofOutcome, TimelineState, UnitOutcome
@@ -278,3 +278,17 @@ def test_of_a_log_without_tracing_lines_spans_are_the_truth() -> None:
     assert {name: count for name, count in found.state.events.items() if count} == written.truth.events
     assert_spans(found.state.gpus["unknown"], found.gaps["unknown"], truth)
     assert not found.state.evidence["jobs"]
+
+
+def test_a_jobs_first_outcome_stands_and_what_is_proved_again_is_repeated() -> None:
+    tally = Tally()
+    failed, proved, again = (JobTruth("job", "porep-c2") for _ in range(3))
+    for job, outcome in (
+        (failed, Outcome.FAILED),
+        (failed, Outcome.PROVED),
+        (proved, Outcome.PROVED),
+        (again, Outcome.PROVED),
+    ):
+        tally.decide(job, outcome)
+    assert tally.jobs == {("porep-c2", Outcome.FAILED): 1, ("porep-c2", Outcome.PROVED): 2}
+    assert [job.repeated for job in (failed, proved, again)] == [False, False, True]

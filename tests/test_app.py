@@ -18,7 +18,7 @@ from cuzk_agent import app
 from cuzk_agent.app import STUCK_S, Agent
 from cuzk_agent.clock import system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
-from cuzk_agent.demo.daemon import Prover
+from cuzk_agent.demo.prover import Prover
 from cuzk_agent.demo.scenario import SCENARIOS
 from cuzk_agent.log.files import FileFollower
 from cuzk_agent.report.analyze import Options, analyze

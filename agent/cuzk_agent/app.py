@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from cuzk_agent.clock import Clock, system_clock
 from cuzk_agent.config import Config, Listen, SourceConfig
-from cuzk_agent.demo.daemon import Prover
+from cuzk_agent.demo.prover import Prover
 from cuzk_agent.demo.scenario import SCENARIOS
 from cuzk_agent.gpu.mapping import CudaEnvironment, environment_of_writer
 from cuzk_agent.gpu.watch import GpuWatch

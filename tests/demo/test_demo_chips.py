@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cuzk_agent.demo.chips import Activity, Chips, write_nvml
-from cuzk_agent.demo.daemon import Prover, write_log
 from cuzk_agent.demo.lines import Printer
 from cuzk_agent.demo.model import Model
+from cuzk_agent.demo.prover import Prover, write_log
 from cuzk_agent.demo.scenario import DYING, FAILING, STARVED, TWO_GPUS, Burst, Foreign, Scenario
 from cuzk_agent.gpu.fake import Recorded
 from cuzk_agent.gpu.state import NvmlState

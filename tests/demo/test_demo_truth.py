@@ -18,7 +18,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cuzk_agent.demo.daemon import Written, write_log
+from cuzk_agent.demo.prover import Written, write_log
 from cuzk_agent.demo.scenario import SCENARIOS, Fault, Generation, Scenario
 from cuzk_agent.demo.truth import Cause, GpuTruth, JobTruth, Outcome, Tally, Truth
 from cuzk_agent.timeline.ledger import Gap

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from conftest import FakeClock
-from cuzk_agent.demo.daemon import Prover
+from cuzk_agent.demo.prover import Prover
 from cuzk_agent.demo.scenario import Scenario
 from cuzk_agent.gpu.fake import FakeNvml
 from cuzk_agent.gpu.watch import GpuWatch

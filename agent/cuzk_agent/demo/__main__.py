@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event
 
 from cuzk_agent.clock import system_clock
-from cuzk_agent.demo.daemon import DEFAULT_SPEED, Prover
+from cuzk_agent.demo.prover import DEFAULT_SPEED, Prover
 from cuzk_agent.demo.scenario import SCENARIOS
 
 

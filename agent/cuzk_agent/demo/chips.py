@@ -53,7 +53,6 @@ class Chips:
 
     def __init__(self, model: Model, printer: Printer) -> None:
         self._gpus = model.gpus
-        self._count = model.setting.gpus
         self._printer = printer
         self._foreign = model.setting.foreign
 
@@ -70,7 +69,7 @@ class Chips:
                 uuid=f"GPU-5eed0000-0000-4000-8000-{gpu:012}",
                 pci_bus_id=f"00000000:{6 + gpu:02X}:00.0",
             )
-            for gpu in range(self._count)
+            for gpu in range(len(self._gpus.kernels))
         ]
 
     def script(self, nvml: FakeNvml, unix_s: float) -> None:

@@ -20,6 +20,7 @@ class Call:
     request: Request
     job_id: str
     sector: int
+    """Its number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +46,9 @@ class Job:
     given_up: bool = False
     """The daemon itself knows that it failed."""
     synth_ms: float = 0
+    """Sum of its units, as all durations here in the simulation's time."""
     gpu_ms: float = 0
-    """Of its partitions."""
+    """Sum of its partitions."""
 
     @property
     def kind(self) -> Kind:

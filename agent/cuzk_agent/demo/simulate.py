@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cuzk_agent.demo.chips import nvml_paths
-from cuzk_agent.demo.daemon import Written, write_log
+from cuzk_agent.demo.prover import Written, write_log
 from cuzk_agent.demo.scenario import Scenario
 
 START_UNIX_MS = 1_796_000_000_000.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cuzk_agent.demo.daemon import Prover, write_log
+from cuzk_agent.demo.prover import Prover, write_log
 from cuzk_agent.demo.scenario import DAY, FAILING
 from cuzk_agent.demo.truth import Outcome
 

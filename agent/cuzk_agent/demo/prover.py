@@ -1,4 +1,4 @@
-"""Puts the model's log into a file: live against a clock, or all of it at once."""
+"""A simulated prover whose log goes into a file: live against a clock, or all of it at once."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ from timeline.test_properties import (
 class World:
     """A machine with one log and one agent, which may be down."""
 
-    def __init__(self, directory: Path, start: str = "start") -> None:
+    def __init__(self, directory: Path, start: str = "start", piece: int = 1 << 20) -> None:
+        """The agent reads no more than a `piece` of its log at a time."""
         self.writer = Writer()
+        self.piece = piece
         self.boot_ms = 0
         self.boot_id = "first"
         self.log = directory / "cuzk.log"
@@ -86,6 +89,8 @@ class World:
         memories, recall = _remembered(self.file, self, [key_of(source)])
         self.recall = recall
         self.source = _Source(source, self.config, self, lambda *_: None, memories.get(key_of(source)), recall)
+        follower = self.source._follower
+        follower.read = partial(follower.read, self.piece)  # type: ignore[method-assign]
 
     def turn(self) -> bool:
         return self.source.turn()
@@ -136,6 +141,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 # --- whatever happens
 
 
+pieces = st.sampled_from((1 << 20, 1000, 100))
 happenings = st.lists(
     st.tuples(
         st.sampled_from(
@@ -182,7 +188,7 @@ def daemon_writes(op: Op, writer: Writer, last_ms: int) -> tuple[list[bytes], in
 @given(in_order, st.data())
 def test_nothing_is_lost_doubled_or_taken_back(program: list[Op], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory))
+        world = World(Path(directory), piece=data.draw(pieces))
         patch.setattr(app, "boot_id", lambda: world.boot_id)
         down, last_ms = False, 0
         for op in [Op("engine"), *program]:
@@ -222,7 +228,7 @@ def test_nothing_is_lost_doubled_or_taken_back(program: list[Op], data: st.DataO
 def test_a_wall_clock_that_is_set_loses_and_doubles_nothing(program: list[Op], data: st.DataObject) -> None:
     """When a line without an offset was written may be in doubt then, and so may be why a GPU idled; nothing else."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory))
+        world = World(Path(directory), piece=data.draw(pieces))
         patch.setattr(app, "boot_id", lambda: world.boot_id)
         last_ms = 0
         for op in [Op("engine"), *program]:
@@ -261,7 +267,7 @@ def test_a_wall_clock_that_is_set_loses_and_doubles_nothing(program: list[Op], d
 def test_what_was_shown_is_not_taken_back_whatever_is_written(program: list[Op], data: st.DataObject) -> None:
     """Lines that come late are moved to where all is settled: one that reads them again must move them no less."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory))
+        world = World(Path(directory), piece=data.draw(pieces))
         patch.setattr(app, "boot_id", lambda: world.boot_id)
         for op in program:
             world.writer.now_ms += op.wait_ms

@@ -135,7 +135,7 @@ def board() -> Board:
             "Lines read",
             "Lines a second. None although the prover works: it logs elsewhere, or at a higher level.",
             Query(f"rate(cuzk_agent_lines_total{{{LOG}}}[{NOW}])", EACH),
-            unit="suffix: lines/s",
+            unit="suffix:lines/s",
         ),
         graph(
             "Lines that gave trouble",
@@ -214,7 +214,7 @@ def board() -> Board:
             "CPU of the agent",
             "Cores. Some hundredths are normal; a tenth and more while the daemon is quiet is worth a report.",
             Query(f"rate(process_cpu_seconds_total{{{HOST}}}[{NOW}]) {OURS}", "{{instance}}"),
-            unit="suffix: cores",
+            unit="suffix:cores",
         ),
         graph(
             "Memory of the agent",

@@ -133,7 +133,7 @@ def board() -> Board:
             Query(rate("cuzk_gpu_span_busy_seconds_total", GPU), "busy in spans"),
             Query(rate("cuzk_gpu_unlogged_busy_seconds_total", CHIP), "busy outside"),
             Query(rate("cuzk_gpu_logged_busy_seconds_total", GPU), "spans open"),
-            unit="suffix: GPUs",
+            unit="suffix:GPUs",
             decimals=2,
             stacked=True,
             colours={"busy in spans": GOOD, "busy outside": WARN, "spans open": "#D9D9D9"},
@@ -184,7 +184,7 @@ def board() -> Board:
             "How many GPUs' clocks were held down, by reason; while none are, it may be empty. sw_power_cap under "
             "load is how GPUs are built; thermal reasons and hw_slowdown are for whoever cools the machine.",
             Query(f"sum by (reason) (rate(cuzk_gpu_clock_throttled_seconds_total{{{CHIP}}}[{NOW}])) > 0", "{{reason}}"),
-            unit="suffix: GPUs",
+            unit="suffix:GPUs",
             decimals=2,
             stacked=True,
             empty="not throttled",

@@ -49,7 +49,7 @@ def _lost(cause: str) -> Column:
     selector = f'{HOST}, cause="{cause}"'
     hours = f"{increase('cuzk_gpu_idle_seconds_total', selector, by=EACH)} / 3600"
     colours = steps((None, QUIET), (0.005, CAUSES[cause]))
-    return Column(cause, hours, properties=[*unit_of("suffix: h", 2), *coloured_text(colours), width(90)])
+    return Column(cause, hours, properties=[*unit_of("suffix:h", 2), *coloured_text(colours), width(90)])
 
 
 def board() -> Board:
@@ -88,7 +88,7 @@ def board() -> Board:
             "GPU-hours that were lost to starvation, blocking and hand-off in the range shown: what better settings "
             "would give back. Until the log names a GPU it may be empty.",
             Query(f"{increase('cuzk_gpu_idle_seconds_total', FAULTY)} / 3600"),
-            unit="suffix: h",
+            unit="suffix:h",
             decimals=1,
         ),
         number(
@@ -131,7 +131,7 @@ def board() -> Board:
                 Column(
                     "lost",
                     f"{increase('cuzk_gpu_idle_seconds_total', FAULTY, by=EACH)} / 3600",
-                    properties=[*unit_of("suffix: h", 2), width(90)],
+                    properties=[*unit_of("suffix:h", 2), width(90)],
                 ),
                 Column(
                     "alerts",
@@ -183,7 +183,7 @@ def board() -> Board:
             "GPUs that were starved, blocked or waited for the hand-off. One that rises while the others do not has "
             "a fault of its own; all at once: something that they share. Until the log names a GPU it may be empty.",
             Query(f"sum by ({EACH}) (rate(cuzk_gpu_idle_seconds_total{{{FAULTY}}}[{NOW}]))", "{{instance}} {{source}}"),
-            unit="suffix: GPUs",
+            unit="suffix:GPUs",
             decimals=2,
             stacked=True,
         ),
@@ -193,7 +193,7 @@ def board() -> Board:
             "and purple are room that you already pay for. Until the log names a GPU it may be empty.",
             Query(rate("cuzk_gpu_logged_busy_seconds_total", HOST), "busy"),
             *one_each("cause", CAUSES, f"sum(rate(cuzk_gpu_idle_seconds_total{{{HOST}, LABEL}}[{NOW}]))"),
-            unit="suffix: GPUs",
+            unit="suffix:GPUs",
             decimals=2,
             stacked=True,
             colours={**BUSY, **CAUSES},

@@ -186,13 +186,15 @@ def graph(
     calcs: Sequence[str] = (),
     limits: dashboard.ThresholdsConfig | None = None,
     dashed: str | None = None,
+    barred: str | None = None,
     smallest_step: str | None = None,
     sparse: bool = False,
     empty: str = "nothing to show",
 ) -> timeseries.Panel:
     """Lines, or areas (`stacked`) or counts of events (`bars`) on top of each other, over time.
 
-    `dashed` matches the legends of lines that are there for comparison. The points of `sparse` lines are connected.
+    `dashed` matches the legends of lines that are there for comparison, `barred` of counts of events beside areas. The
+    points of `sparse` lines are connected.
     """
     panel = (
         timeseries.Panel()
@@ -229,14 +231,17 @@ def graph(
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(c.GraphThresholdsStyleMode.DASHED))
     _paint(panel, colours)
     if dashed is not None:
-        properties = {
-            "custom.lineStyle": {"fill": "dash", "dash": [8, 6]},
-            "custom.lineWidth": 2,
-            "custom.fillOpacity": 0,
-            "custom.stacking": {"mode": "none", "group": "A"},
-        }
-        panel.override_by_regexp(dashed, [d.DynamicConfigValue(*item) for item in properties.items()])
+        line = {"lineStyle": {"fill": "dash", "dash": [8, 6]}, "lineWidth": 2, "fillOpacity": 0}
+        panel.override_by_regexp(dashed, _apart(line))
+    if barred is not None:
+        panel.override_by_regexp(barred, _apart({"drawStyle": "bars", "fillOpacity": 80})).interval("1m")
     return panel
+
+
+def _apart(style: dict[str, object]) -> list[d.DynamicConfigValue]:
+    """Properties of series that are drawn in another style, and on top of nothing."""
+    style = {**style, "stacking": {"mode": "none", "group": "A"}}
+    return [d.DynamicConfigValue(f"custom.{name}", value) for name, value in style.items()]
 
 
 def _paint(panel: timeseries.Panel | bargauge.Panel | stat.Panel, colours: Colours | None) -> None:

@@ -24,7 +24,7 @@ from cuzk_dashboards.kit import (
     restarts,
     source_variable,
 )
-from cuzk_dashboards.palette import BOUNDARIES, CAUSES, GOOD, STAGES, Colours
+from cuzk_dashboards.palette import BOUNDARIES, CAUSES, MEASURE, STAGES, Colours
 
 WORK = f'{GPU}, cause!="no_work"'
 FAULTY = f'{GPU}, cause=~"{FAULTS}"'
@@ -43,7 +43,14 @@ KERNELS: Colours = {
     "prep_msm": "#88CCEE",
     "b_g2_msm": "#4477AA",
 }
-RESOURCES: Colours = {"memory_budget": "#E69F00", "srs_evicted": "#D55E00", "cuda_alloc": "#CC79A7"}
+SUPPLY_AND_DEMAND: Colours = {
+    "synthesis finishes": STAGES["synth"],
+    "synthesis could give": STAGES["synth"],
+    "GPUs take": STAGES["gpu"],
+    "GPUs could take": STAGES["gpu"],
+}
+LOADS: Colours = {"being loaded": CAUSES["blocked"], "loaded": MEASURE}
+RESOURCES: Colours = {"memory_budget": "#F0E442", "srs_evicted": CAUSES["blocked"], "cuda_alloc": "#AA4499"}
 FAILURES: Colours = {
     "synthesis_failed": "#DDCC77",
     "prove_failed": "#AA4499",
@@ -62,8 +69,8 @@ def _could_take(window: str) -> str:
 def _could_give(window: str) -> str:
     """Units a second that synthesis finishes while it is at work; nothing where it never was."""
     finished = f"sum by ({PROVER}) (rate(cuzk_synth_seconds_count{{{LOG}}}[{window}]))"
-    at_work = f'sum by ({PROVER}) (cuzk_partitions_in_flight{{{LOG}, stage="synth"}}) > bool 0'
-    return f"sum({finished} / (avg_over_time(({at_work})[{window}:]) > 0))"
+    at_work = f"sum by ({PROVER}) (rate(cuzk_synth_active_seconds_total{{{LOG}}}[{window}]))"
+    return f"sum({finished} / ({at_work} > 0))"
 
 
 def _mean_of(phases: Colours) -> Query:
@@ -90,6 +97,7 @@ def board() -> Board:
         [instance_variable(), source_variable(), gpu_variable("cuzk_gpu_spans_total", LOG)],
         restarts(LOG, HOST),
     )
+    bad_partitions = f"round({increase('cuzk_trouble_total', BAD_PARTITION, NOW, by='instance, source, gpu')})"
     time_with_work = f"({increase(BUSY, GPU)} + {increase(IDLE, WORK)})"
     board.row()
     board.line(
@@ -147,7 +155,7 @@ def board() -> Board:
             "started. fill is one proof's latency. unknown: the log has gone silent. Until the log names a GPU it "
             "may be empty.",
             *one_each("cause", WITH_WORK, f"sum(rate({IDLE}{{{GPU}, LABEL}}[{NOW}]))"),
-            unit="suffix: GPUs",
+            unit="suffix:GPUs",
             decimals=2,
             stacked=True,
             colours=CAUSES,
@@ -155,14 +163,16 @@ def board() -> Board:
         ).links(go_to("cuzk-prover", "Prover")),
         graph(
             "Supply and demand",
-            "Units a second: what synthesis finishes, what the GPUs take, and what they would take if they were "
-            "always busy (dashed; while they never are it may be empty). The room below the dashed line is what a "
-            "faster synthesis, or more work, would fill. Lines on it: only faster or more GPUs help.",
+            "Units a second: what synthesis finishes and GPUs take, and what each could if it never had to wait "
+            "(dashed; where it is not at work it may be empty). The lower dashed line is the bottleneck, by its "
+            "distance to the other: blue, a faster synthesis helps; green, faster or more GPUs. Work well below "
+            "both: there was too little of it, or it was held back.",
             Query(rate("cuzk_synth_seconds_count", LOG), "synthesis finishes"),
+            Query(_could_give(NOW), "synthesis could give"),
             Query(rate(SPANS, GPU), "GPUs take"),
             Query(_could_take(NOW), "GPUs could take"),
-            unit="suffix: units/s",
-            colours={"synthesis finishes": "#56B4E9", "GPUs take": GOOD, "GPUs could take": "#D9D9D9"},
+            unit="suffix:units/s",
+            colours=SUPPLY_AND_DEMAND,
             dashed="/could/",
             smallest_step="2m",
             sparse=True,
@@ -182,7 +192,7 @@ def board() -> Board:
                 f"sum by (boundary) (rate(cuzk_gpu_gap_boundary_seconds_total{{{GPU}}}[{NOW}]))",
                 "{{boundary}}",
             ),
-            unit="suffix: GPUs",
+            unit="suffix:GPUs",
             decimals=2,
             stacked=True,
             colours=BOUNDARIES,
@@ -224,25 +234,31 @@ def board() -> Board:
             colours=STAGES,
         ),
         graph(
-            "Memory and parameters",
-            "How often units had to wait for the memory budget, parameters (SRS) were thrown out for others, or "
-            "memory could not be had on the GPU. Evictions: kinds of proof push each other out, and each load takes "
-            "a minute: give the daemon more memory, or the kinds to different machines.",
-            _trouble(RESOURCES),
+            "Parameters (SRS) being loaded",
+            "How many are being loaded from disk, and how many loads ended (bars). A load takes 30 to 90 s, and the "
+            "proofs that need it are blocked meanwhile. After a start that is as it should be; again and again: let "
+            "the prover do fewer kinds of proof, or give the daemon the memory to keep them all.",
+            Query(f"sum(max_over_time(cuzk_srs_loads_in_progress{{{LOG}}}[{NOW}]))", "being loaded"),
+            Query(f"round({increase('cuzk_srs_load_seconds_count', LOG, NOW)})", "loaded"),
             unit="none",
-            bars=True,
+            decimals=0,
             stacked=True,
-            colours=RESOURCES,
+            colours=LOADS,
+            barred="/^loaded$/",
         ),
         graph(
-            "Failures that the log reports",
-            "Syntheses and proofs that failed, proofs that failed their check, and bad partitions. bad_partition: a "
-            "GPU computes wrongly; the next panel says which.",
-            _trouble(FAILURES),
-            unit="none",
-            bars=True,
-            stacked=True,
-            colours=FAILURES,
+            "Time to load parameters",
+            "On average, of the loads that ended; while none ends it may be empty. More than 90 s, or more than "
+            "before: the disk is slow, or others read from it too. Faster disks, or more memory for the system's "
+            "cache, shorten it.",
+            Query(
+                f"{rate('cuzk_srs_load_seconds_sum', LOG)} / ({rate('cuzk_srs_load_seconds_count', LOG)} > 0)",
+                "a load",
+            ),
+            unit="s",
+            colours={"a load": MEASURE},
+            sparse=True,
+            empty="none in this time",
         ),
     )
     board.row("Hand-off and locks")
@@ -296,12 +312,37 @@ def board() -> Board:
             unit="s",
             colours=KERNELS,
         ),
+    )
+    board.row("Memory trouble and failures")
+    board.line(
+        8,
+        graph(
+            "Memory trouble",
+            "How often a unit asked for more than the whole memory budget (it will never run), parameters (SRS) were "
+            "thrown out for others, or pinned memory could not be had. Evictions: kinds of proof push each other out, "
+            "and each load takes a minute. Give the daemon more memory, or the kinds to different machines.",
+            _trouble(RESOURCES),
+            unit="none",
+            bars=True,
+            stacked=True,
+            colours=RESOURCES,
+        ),
+        graph(
+            "Failures that the log reports",
+            "Syntheses and proofs that failed, proofs that failed their check, and bad partitions. bad_partition: a "
+            "GPU computes wrongly; the next panel says which.",
+            _trouble(FAILURES),
+            unit="none",
+            bars=True,
+            stacked=True,
+            colours=FAILURES,
+        ),
         graph(
             "Bad partitions by GPU",
             "Partitions whose proof was wrong, by the GPU that computed it, in the range up to each moment. More "
             "than one on a GPU: take it out, and look for XID and ECC errors on the board Chip.",
             Query(
-                f"round(sum by (instance, source, gpu) (increase(cuzk_trouble_total{{{BAD_PARTITION}}}[{NOW}])))",
+                f'label_replace({bad_partitions}, "gpu", "unknown", "gpu", "")',
                 "{{instance}} {{source}} {{gpu}}",
             ),
             unit="none",

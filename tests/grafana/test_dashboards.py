@@ -24,7 +24,7 @@ FILES = sorted(DASHBOARDS.glob("*.json"))
 PANEL_TYPES = {"timeseries", "stat", "bargauge", "heatmap", "state-timeline", "table"}
 UNITS = {
     "none", "percentunit", "s", "joule", "watt", "hertz", "celsius", "bytes", "binBps", "dateTimeAsIso",
-    "dateTimeFromNow", "suffix: GPUs", "suffix: h", "suffix: units/s", "suffix: lines/s", "suffix: cores",
+    "dateTimeFromNow", "suffix:GPUs", "suffix:h", "suffix:units/s", "suffix:lines/s", "suffix:cores",
 }  # fmt: skip
 BUILT_IN = {"__rate_interval", "__range", "__url_time_range", "__all_variables", "__data.fields.instance"} | {
     "__data.fields.source"

@@ -14,13 +14,16 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from prometheus_client import Metric
+
 from conftest import FakeClock
 from cuzk_agent.demo.prover import Prover
 from cuzk_agent.demo.scenario import Scenario
 from cuzk_agent.gpu.fake import FakeNvml
 from cuzk_agent.gpu.watch import GpuWatch
 from cuzk_agent.log.files import FileFollower
-from cuzk_agent.metrics import AgentState, Exposition, SourceView
+from cuzk_agent.metrics import COLLECTORS, AgentState, Exposition, SourceView
+from cuzk_agent.snapshot import Keeping
 from cuzk_agent.timeline.pipeline import Arrival, Pipeline
 
 SOURCE = "cuzk"
@@ -39,7 +42,11 @@ class Agent:
         self._watch = GpuWatch(clock, {SOURCE: lambda: None}, gpu_map={}, pcie=False, lib=nvml)
         self._follower = FileFollower(log, "end", clock.monotonic_s)
         self._pipeline = Pipeline(on_fact=partial(self._watch.fact, SOURCE))
-        self._exposition = Exposition()
+        self._exposition = Exposition({name: partial(self._collect, name) for name in COLLECTORS})
+        self.keeping = Keeping()
+        """How the keeping of its state goes, which is not kept here."""
+        self.broken: set[str] = set()
+        """Groups of metrics that fail."""
         self._was_at_end = False
         self._cycle_due_s = clock.monotonic_s() if nvml.gpus else math.inf
 
@@ -62,8 +69,15 @@ class Agent:
     def page(self) -> str:
         """What a scrape shows."""
         view = SourceView(self._pipeline.state(), self._follower.stats())
-        state = AgentState({SOURCE: view}, version="1", python_version="3", nvml=self._watch.seen())
+        state = AgentState(
+            {SOURCE: view}, version="1", python_version="3", nvml=self._watch.seen(), keeping=self.keeping
+        )
         return self._exposition.render(None, state)[0].decode()
+
+    def _collect(self, group: str, state: AgentState) -> Iterable[Metric]:
+        if group in self.broken:
+            raise RuntimeError(group)
+        return COLLECTORS[group](state)
 
     def end(self) -> None:
         """The process is gone."""

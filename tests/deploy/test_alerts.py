@@ -34,6 +34,7 @@ from cuzk_agent.demo.scenario import (
     Scenario,
     Setting,
 )
+from cuzk_agent.snapshot import Keeping
 from deploy.recorder import Recorder, input_series
 
 ROOT = Path(__file__).parent.parent.parent
@@ -256,6 +257,33 @@ def has_no_log(recorder: Recorder) -> None:
     recorder.wait(10 * MINUTE_S)
 
 
+def has_an_agent_that_cannot_write_its_state(recorder: Recorder) -> None:
+    def fail() -> None:
+        assert recorder.agent
+        recorder.agent.keeping = Keeping(errors=int(max(0, recorder.now_s - 10 * MINUTE_S) / 5))
+
+    recorder.at_step = fail
+    recorder.play(WELL, 20 * MINUTE_S)
+
+
+def has_an_agent_that_failed_to_write_its_state_once(recorder: Recorder) -> None:
+    def fail() -> None:
+        assert recorder.agent
+        recorder.agent.keeping = Keeping(errors=int(recorder.now_s > 10 * MINUTE_S))
+
+    recorder.at_step = fail
+    recorder.play(WELL, 20 * MINUTE_S)
+
+
+def has_an_agent_that_shows_a_part_only(recorder: Recorder) -> None:
+    def fail() -> None:
+        assert recorder.agent
+        recorder.agent.broken = {"chips", "gpus"} if recorder.now_s > 10 * MINUTE_S else set()
+
+    recorder.at_step = fail
+    recorder.play(WELL, 20 * MINUTE_S, chips=True)
+
+
 def has_a_damaged_log(recorder: Recorder) -> None:
     lines = captured("seeds/p9-c15")
     recorder.start_agent()
@@ -272,6 +300,7 @@ QUIET: tuple[Story, ...] = (
     is_restarted,
     is_not_scraped_for_a_while,
     was_captured_at_work,
+    has_an_agent_that_failed_to_write_its_state_once,
 )
 
 LOUD: dict[Story, set[str]] = {
@@ -302,6 +331,8 @@ LOUD: dict[Story, set[str]] = {
     has_no_samples_at_times: {"CuzkCoverageLow"},
     has_no_agent: {"CuzkAgentDown"},
     has_no_log: {"CuzkSourceDown"},
+    has_an_agent_that_cannot_write_its_state: {"CuzkAgentFaulty"},
+    has_an_agent_that_shows_a_part_only: {"CuzkAgentFaulty"},
     has_a_damaged_log: {"CuzkLinesLost", "CuzkUnitStuck", "CuzkUnitsLost"},
 }
 

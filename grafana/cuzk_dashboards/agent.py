@@ -16,6 +16,7 @@ from cuzk_dashboards.kit import (
     grid,
     increase,
     instance_variable,
+    least_width,
     mapped,
     neutral,
     none_is_good,
@@ -32,6 +33,14 @@ LOST_LINES = f'{LOG}, outcome="lost"'
 SETTLED = f"cuzk_agent_settled_timestamp_seconds{{{LOG}}}"
 LATE = f"timestamp({SETTLED}) - {SETTLED}"
 OURS = "and on (instance, job) last_over_time(cuzk_agent_info[$__range])"
+
+NVML_TIME = f"sum by (call) (rate(cuzk_agent_nvml_call_seconds_sum{{{HOST}}}[{NOW}]))"
+NVML_ERRORS = f"round(sum by (call, error) (increase(cuzk_agent_nvml_errors_total{{{HOST}}}[{NOW}])))"
+
+
+def _short(calls: str) -> str:
+    """Calls of NVML without what all their names begin with."""
+    return f'label_replace({calls}, "call", "$1", "call", "nvml(?:Device)?(?:Get)?(.*)")'
 
 
 def board() -> Board:
@@ -84,12 +93,16 @@ def board() -> Board:
         ),
         number(
             "Lost",
-            "Bytes that were gone before they were read, in the range shown: the log was rotated or truncated faster "
-            "than the agent came along. Keep one more rotated file.",
-            Query(increase("cuzk_agent_lost_bytes_total", LOG)),
+            "Bytes of logs that were gone before they were read, and lines that the journal says were dropped before "
+            "it, in the range shown. Bytes: the log was rotated or truncated faster than the agent came along; keep "
+            "one more rotated file. Lines: LogRateLimitIntervalSec=0 in the prover's unit.",
+            Query(increase("cuzk_agent_lost_bytes_total", LOG), "bytes"),
+            Query(f"round({increase('cuzk_agent_lost_lines_total', LOG)})", "lines"),
             unit="bytes",
+            decimals=0,
             limits=none_is_good(),
-        ),
+            name=True,
+        ).override_by_name("lines", unit_of("none", 0)),
         number(
             "Unclear",
             "Lines cut apart by other output that could not be put together, and lines of an unknown shape, in the "
@@ -183,25 +196,25 @@ def board() -> Board:
             "knows of waiting units, without spans when GPUs work, without gpu_map which GPU, without wall_clock "
             "when. The clock may be off by its uncertainty. Turn the daemon's log level up to info.",
             [
-                Column("instance"),
-                Column("source"),
+                Column("instance", properties=[least_width(90)]),
+                Column("source", properties=[least_width(80)]),
                 *(
                     Column(
                         kind,
                         f'max by (instance, source) (cuzk_agent_timeline_evidence{{{LOG}, evidence="{kind}"}})',
-                        properties=[*mapped(YES_OR_NO), *coloured_text(neutral())],
+                        properties=[*mapped(YES_OR_NO), *coloured_text(neutral()), least_width(85)],
                     )
                     for kind in ("jobs", "spans", "gpu_map", "wall_clock")
                 ),
                 Column(
                     "clock off by",
                     f"max by (instance, source) (cuzk_clock_anchor_uncertainty_seconds{{{LOG}}})",
-                    properties=unit_of("s"),
+                    properties=[*unit_of("s"), least_width(100)],
                 ),
                 Column(
                     "last event",
                     f"max by (instance, source) (cuzk_timeline_last_event_timestamp_seconds{{{LOG}}}) * 1000",
-                    properties=unit_of("dateTimeFromNow"),
+                    properties=[*unit_of("dateTimeFromNow"), least_width(140)],
                 ),
             ],
         ),
@@ -234,10 +247,10 @@ def board() -> Board:
         8,
         graph(
             "Time in NVML by call",
-            "The share of a core that the sampler spends in the driver, all agents together; without an NVIDIA "
-            "driver it may be empty. If it rises by itself, the driver is in trouble; PCIe throughput is dear, and "
-            "can be turned off.",
-            Query(f"topk(6, sum by (call) (rate(cuzk_agent_nvml_call_seconds_sum{{{HOST}}}[{NOW}])))", "{{call}}"),
+            "The share of a core that the sampler spends in the driver's dearest calls, all agents together; without "
+            "an NVIDIA driver it may be empty. If it rises by itself, the driver is in trouble; PCIe throughput is "
+            "dear, and can be turned off.",
+            Query(f"topk(3, {_short(NVML_TIME)})", "{{call}}"),
             unit="percentunit",
             stacked=True,
         ),
@@ -246,7 +259,7 @@ def board() -> Board:
             "Calls that failed; while none does it may be empty. What is not supported is asked once in a while and "
             "counts too; GpuIsLost and Unknown are trouble.",
             Query(
-                f"round(sum by (call, error) (increase(cuzk_agent_nvml_errors_total{{{HOST}}}[{NOW}]))) > 0",
+                f"{_short(NVML_ERRORS)} > 0",
                 "{{call}}: {{error}}",
             ),
             unit="none",
@@ -256,12 +269,17 @@ def board() -> Board:
         ),
         graph(
             "Errors of the agent",
-            "Groups of metrics that could not be shown. Any is a fault of the agent; its own log has the details, "
-            "and a report with them is welcome.",
+            "Groups of metrics that could not be shown, and writes of its state that failed; while nothing fails it "
+            "may be empty. The first is a fault of the agent: its own log has the details, and a report with them is "
+            "welcome. The second is mostly a full disk, or a directory that the agent may not write.",
             Query(
-                f"sum by (collector) (increase(cuzk_agent_collector_errors_total{{{HOST}}}[{NOW}]))", "{{collector}}"
+                f"round(sum by (collector) (increase(cuzk_agent_collector_errors_total{{{HOST}}}[{NOW}]))) > 0",
+                "{{collector}} not shown",
             ),
+            Query(f"round(sum(increase(cuzk_agent_state_write_errors_total{{{HOST}}}[{NOW}])))", "state not written"),
             unit="none",
+            empty="no errors",
+            colours={"state not written": WARN},
             bars=True,
             stacked=True,
         ),

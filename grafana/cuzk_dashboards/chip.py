@@ -8,6 +8,7 @@ from cuzk_dashboards.kit import (
     HOST,
     LOG,
     NOW,
+    RANGE,
     Board,
     Column,
     Query,
@@ -29,7 +30,7 @@ from cuzk_dashboards.kit import (
     unit_of,
     width,
 )
-from cuzk_dashboards.palette import BAD, GOOD, USES, WARN
+from cuzk_dashboards.palette import BAD, GOOD, MEASURE, QUIET, USES, WARN, Colours
 
 DRIVERLESS = "without an NVIDIA driver it may be empty"
 EACH = "{{instance}} GPU {{gpu}}"
@@ -42,6 +43,20 @@ def _by_gpu(part: str, whole: str, selector: str, whole_selector: str) -> str:
         f"sum by ({BY_GPU}) (rate({part}{{{selector}}}[{NOW}])) / "
         f"(sum by ({BY_GPU}) (rate({whole}{{{whole_selector}}}[{NOW}])) > 0)"
     )
+
+
+COVERAGE = _by_gpu("cuzk_gpu_chip_sampled_seconds_total", "cuzk_gpu_chip_observed_seconds_total", CHIP, CHIP)
+THROTTLED: Colours = {
+    "hw_slowdown": BAD,
+    "hw_thermal_slowdown": "#AA4499",
+    "hw_power_brake_slowdown": "#CC79A7",
+    "sw_thermal_slowdown": "#E69F00",
+    "sw_power_cap": MEASURE,
+    "applications_clocks_setting": "#B3D4F2",
+    "display_clock_setting": "#88CCEE",
+    "sync_boost": QUIET,
+}
+"""Warm where something is wrong."""
 
 
 def board() -> Board:
@@ -68,7 +83,7 @@ def board() -> Board:
             decimals=1,
         ),
         number(
-            "Occupancy",
+            "Occupied",
             "How much of the time with open spans the chip worked, over the range shown; without spans or driver it "
             "may be empty. Below two thirds, spans are mostly waits: for locks, for the CPU, for memory. A second "
             "worker on the GPU fills them.",
@@ -97,8 +112,8 @@ def board() -> Board:
             f"The share of the time that NVML's samples cover, over the range shown; {DRIVERLESS}. If it is low, do "
             "not trust what is said about the chip: the agent was held up, or the driver gives few samples.",
             Query(
-                f"{increase('cuzk_gpu_chip_sampled_seconds_total', CHIP)} / "
-                f"({increase('cuzk_gpu_chip_observed_seconds_total', CHIP)} > 0)"
+                f"clamp_max({increase('cuzk_gpu_chip_sampled_seconds_total', CHIP)} / "
+                f"({increase('cuzk_gpu_chip_observed_seconds_total', CHIP)} > 0), 1)"
             ),
             unit="percentunit",
             decimals=1,
@@ -106,10 +121,11 @@ def board() -> Board:
         ),
         number(
             "Power",
-            f"What all GPUs shown draw now; {DRIVERLESS}.",
-            Query(f"sum(cuzk_gpu_power_watts{{{CHIP}}})"),
+            f"What all GPUs shown drew together, on average of the range shown; {DRIVERLESS}. What of it went into "
+            "proofs is below.",
+            Query(f"sum(avg_over_time(cuzk_gpu_power_watts{{{CHIP}}}[{RANGE}]))"),
             unit="watt",
-            decimals=0,
+            decimals=1,
         ),
         number(
             "XID, ECC",
@@ -155,8 +171,9 @@ def board() -> Board:
         8,
         graph(
             "Power by GPU",
-            f"What each GPU draws; {DRIVERLESS}. One that stays near idle while its spans are open is waiting.",
-            Query(f"cuzk_gpu_power_watts{{{CHIP}}}", EACH),
+            f"What each GPU draws, on average of some scrapes; {DRIVERLESS}. One that stays near idle while its spans "
+            "are open is waiting.",
+            Query(f"avg_over_time(cuzk_gpu_power_watts{{{CHIP}}}[{NOW}])", EACH),
             unit="watt",
         ),
         graph(
@@ -187,6 +204,7 @@ def board() -> Board:
             unit="suffix:GPUs",
             decimals=2,
             stacked=True,
+            colours=THROTTLED,
             empty="not throttled",
         ),
         graph(
@@ -201,9 +219,9 @@ def board() -> Board:
         8,
         graph(
             "Memory",
-            f"In use on each GPU, and what the largest has (dashed); {DRIVERLESS}. Near the dashed line allocations "
-            "fail: fewer workers on the GPU, or nobody else on it.",
-            Query(f"cuzk_gpu_memory_used_bytes{{{CHIP}}}", EACH),
+            f"The most that was in use on each GPU, and what the largest has (dashed); {DRIVERLESS}. Near the dashed "
+            "line allocations fail: fewer workers on the GPU, or nobody else on it.",
+            Query(f"max_over_time(cuzk_gpu_memory_used_bytes{{{CHIP}}}[{NOW}])", EACH),
             Query(f"max(cuzk_gpu_memory_total_bytes{{{CHIP}}})", "there is"),
             unit="bytes",
             colours={"there is": "#D9D9D9"},
@@ -211,7 +229,7 @@ def board() -> Board:
         ),
         graph(
             "Processes",
-            f"That use each GPU; {DRIVERLESS}. More than one daemon, and the board Prover shows a part only.",
+            f"Processes that use each GPU; {DRIVERLESS}. More than one daemon, and the board Prover shows a part only.",
             Query(f"cuzk_gpu_compute_processes{{{CHIP}}}", EACH),
             unit="none",
             decimals=0,
@@ -254,9 +272,7 @@ def board() -> Board:
         graph(
             "Coverage by GPU",
             f"The share of the time that samples cover; {DRIVERLESS}. Holes make all other numbers here less certain.",
-            Query(
-                _by_gpu("cuzk_gpu_chip_sampled_seconds_total", "cuzk_gpu_chip_observed_seconds_total", CHIP, CHIP), EACH
-            ),
+            Query(f"clamp_max({COVERAGE}, 1)", EACH),
             unit="percentunit",
             maximum=1,
         ),
@@ -272,14 +288,14 @@ def board() -> Board:
                 Column("instance"),
                 Column("gpu", properties=[width(60)]),
                 Column("model"),
-                Column("driver_version", properties=[width(130)]),
-                Column("pci_bus_id", properties=[width(170)]),
-                Column("method", properties=[width(100)]),
                 Column(
                     "last XID",
                     f"max by ({BY_GPU}) (cuzk_gpu_xid_last_timestamp_seconds{{{CHIP}}}) * 1000",
                     properties=[*unit_of("dateTimeAsIso"), width(180)],
                 ),
+                Column("method", properties=[width(100)]),
+                Column("driver_version", properties=[width(130)]),
+                Column("pci_bus_id", properties=[width(170)]),
                 Column("uuid", properties=[width(370)]),
                 Column(
                     "known",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models import dashboard as d
+
 from cuzk_dashboards.kit import (
     FAULTS,
     HOST,
@@ -18,6 +20,7 @@ from cuzk_dashboards.kit import (
     grid,
     increase,
     instance_variable,
+    least_width,
     link,
     mapped,
     neutral,
@@ -30,7 +33,7 @@ from cuzk_dashboards.kit import (
     unit_of,
     width,
 )
-from cuzk_dashboards.palette import BAD, BUSY, CAUSES, GOOD, QUIET
+from cuzk_dashboards.palette import BAD, BUSY, CAUSES, GOOD, QUIET, WARN
 
 EACH = "instance, source"
 SOURCES = f"max by ({EACH}) (last_over_time(cuzk_agent_source_up{{{HOST}}}[{RANGE}]))"
@@ -39,6 +42,11 @@ FAULTY = f'{HOST}, cause=~"{FAULTS}"'
 PROVED = f'{HOST}, outcome="proved"'
 NOT_PROVED = f'{HOST}, outcome!="proved"'
 FIRING = f'ALERTS{{{HOST}, alertstate="firing"}}'
+SEVERITIES = (
+    d.ValueMap(
+        {"page": d.ValueMappingResult("page", BAD, index=0), "ticket": d.ValueMappingResult("ticket", WARN, index=1)}
+    ),
+)
 PROVER = (
     "/d/cuzk-prover?var-datasource=${datasource}&var-instance=${__data.fields.instance}"
     "&var-source=${__data.fields.source}&${__url_time_range}"
@@ -49,7 +57,7 @@ def _lost(cause: str) -> Column:
     selector = f'{HOST}, cause="{cause}"'
     hours = f"{increase('cuzk_gpu_idle_seconds_total', selector, by=EACH)} / 3600"
     colours = steps((None, QUIET), (0.005, CAUSES[cause]))
-    return Column(cause, hours, properties=[*unit_of("suffix:h", 2), *coloured_text(colours), width(90)])
+    return Column(cause, hours, properties=[*unit_of("suffix:h", 2), *coloured_text(colours), width(82)])
 
 
 def board() -> Board:
@@ -121,33 +129,33 @@ def board() -> Board:
         12,
         grid(
             "Provers, worst first",
-            "One line for each prover: GPU-hours lost to faults, and to each cause, in the range shown; how busy its "
-            "GPUs were when they could be; proofs, and jobs that were not proved; energy for one proof; alerts that "
-            "fire; whether its engine runs, and its agent answers. Begin with the first line: a click on it leads to "
-            "the board Prover.",
+            "One line for each prover: alerts that fire; GPU-hours lost to faults, and to each of them, in the range "
+            "shown; how busy its GPUs were when they could be; proofs, and jobs that were not proved; energy for one "
+            "proof; GPU-hours in which it could not have been busy, or nobody knows; whether its engine runs, and its "
+            "agent answers. Begin with the first line: a click on it leads to the board Prover.",
             [
-                Column("instance", properties=link("Prover", PROVER)),
-                Column("source", properties=link("Prover", PROVER)),
-                Column(
-                    "lost",
-                    f"{increase('cuzk_gpu_idle_seconds_total', FAULTY, by=EACH)} / 3600",
-                    properties=[*unit_of("suffix:h", 2), width(90)],
-                ),
+                Column("instance", properties=[*link("Prover", PROVER), least_width(90)]),
+                Column("source", properties=[*link("Prover", PROVER), least_width(80)]),
                 Column(
                     "alerts",
                     f"{SOURCES} * 0 + on (instance) group_left () count by (instance) ({FIRING})",
-                    properties=[*unit_of("none", 0), *coloured_text(none_is_good()), width(90)],
+                    properties=[*unit_of("none", 0), *coloured_text(none_is_good()), width(65)],
                 ),
-                *(_lost(cause) for cause in CAUSES if cause != "no_work"),
+                Column(
+                    "lost",
+                    f"{increase('cuzk_gpu_idle_seconds_total', FAULTY, by=EACH)} / 3600",
+                    properties=[*unit_of("suffix:h", 2), width(75)],
+                ),
+                *(_lost(cause) for cause in CAUSES if cause in FAULTS.split("|")),
                 Column(
                     "earning",
                     earning(HOST, RANGE, by=EACH),
-                    properties=[*unit_of("percentunit", 1), *coloured_text(below(0.7, 0.85)), width(80)],
+                    properties=[*unit_of("percentunit", 1), *coloured_text(below(0.7, 0.85)), width(75)],
                 ),
                 Column(
                     "proofs",
                     f"round({increase('cuzk_proof_outcomes_total', PROVED, by=EACH)})",
-                    properties=[*unit_of("none", 0), width(80)],
+                    properties=[*unit_of("none", 0), width(70)],
                 ),
                 Column(
                     "not proved",
@@ -158,17 +166,18 @@ def board() -> Board:
                     "energy",
                     f"{increase('cuzk_proof_energy_joules_sum', HOST, by=EACH)} / "
                     f"({increase('cuzk_proof_energy_joules_count', HOST, by=EACH)} > 0)",
-                    properties=[*unit_of("joule", 1), width(90)],
+                    properties=[*unit_of("joule", 1), width(80)],
                 ),
+                *(_lost(cause) for cause in ("fill", "unknown")),
                 Column(
                     "engine",
                     f"max by ({EACH}) (cuzk_engine_running{{{HOST}}})",
-                    properties=[*mapped(UP_OR_DOWN), *coloured_text(neutral()), width(70)],
+                    properties=[*mapped(UP_OR_DOWN), *coloured_text(neutral()), width(65)],
                 ),
                 Column(
                     "agent",
                     f"{SOURCES} * 0 + on (instance) group_left () max by (instance) (up{{{HOST}}})",
-                    properties=[*mapped(UP_OR_DOWN), *coloured_text(neutral()), width(70)],
+                    properties=[*mapped(UP_OR_DOWN), *coloured_text(neutral()), width(65)],
                 ),
             ],
             sort="lost",
@@ -216,11 +225,11 @@ def board() -> Board:
             "What Prometheus holds against these provers now; while nothing fires it may be empty. Each alert links "
             "to its runbook in Alertmanager.",
             [
-                Column("severity"),
-                Column("alertname"),
-                Column("instance"),
-                Column("source"),
-                Column("gpu"),
+                Column("severity", properties=[*mapped(SEVERITIES), *coloured_text(neutral()), width(80)]),
+                Column("alertname", properties=[least_width(190)]),
+                Column("instance", properties=[least_width(90)]),
+                Column("source", properties=[least_width(80)]),
+                Column("gpu", properties=[width(55)]),
                 Column(
                     "n",
                     f"count by (severity, alertname, instance, source, gpu) ({FIRING})",

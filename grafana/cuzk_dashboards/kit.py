@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from grafana_foundation_sdk.builders import (
@@ -32,6 +32,8 @@ COLUMNS: Final = 24
 POINTS: Final = 180
 """At most in one picture: with more, a prover's cycles of some minutes are a hedge of spikes in a picture of hours."""
 TAG: Final = "cuzk"
+NOTHING: Final = "–"
+"""What is shown where there is no value."""
 SOURCE_OF_DATA: Final = d.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 # Selectors: of what comes from a log, of what a log says of a GPU, and of what NVML says of it.
@@ -178,6 +180,7 @@ def graph(
     *queries: Query,
     unit: str,
     colours: Colours | None = None,
+    shades: str | None = None,
     stacked: bool = False,
     bars: bool = False,
     exemplars: bool = False,
@@ -189,12 +192,13 @@ def graph(
     barred: str | None = None,
     smallest_step: str | None = None,
     sparse: bool = False,
-    empty: str = "nothing to show",
+    empty: str = "nothing in this time",
 ) -> timeseries.Panel:
     """Lines, or areas (`stacked`) or counts of events (`bars`) on top of each other, over time.
 
-    `dashed` matches the legends of lines that are there for comparison, `barred` of counts of events beside areas. The
-    points of `sparse` lines are connected.
+    Series without a colour of their own have the palette's in turn, or `shades` of one. `dashed` matches the legends of
+    lines that are there for comparison, `barred` of counts of events beside areas. The points of `sparse` lines are
+    connected.
     """
     panel = (
         timeseries.Panel()
@@ -203,7 +207,7 @@ def graph(
         .targets(_targets(queries, lambda query: query.range().exemplar(exemplars)))
         .unit(unit)
         .min(0)
-        .color_scheme(_scheme(d.FieldColorModeId.PALETTE_CLASSIC))
+        .color_scheme(_scheme(d.FieldColorModeId.SHADES if shades else d.FieldColorModeId.PALETTE_CLASSIC, shades))
         .max_data_points(POINTS)
         .line_width(0 if stacked else 2 if colours else 1)
         .fill_opacity(70 if stacked else 0)
@@ -251,11 +255,11 @@ def _paint(panel: timeseries.Panel | bargauge.Panel | stat.Panel, colours: Colou
 
 
 def quantiles(
-    title: str, about: str, histogram: str, selector: str, *, unit: str = "s", exemplars: bool = False
+    title: str, about: str, histogram: str, selector: str, *, exemplars: bool = False, empty: str
 ) -> timeseries.Panel:
     """Median, 90th and 99th percentile over time."""
     queries = [Query(quantile(q, histogram, selector), f"p{q * 100:.0f}") for q in (0.5, 0.9, 0.99)]
-    return graph(title, about, *queries, unit=unit, colours=QUANTILES, exemplars=exemplars, sparse=True)
+    return graph(title, about, *queries, unit="s", colours=QUANTILES, exemplars=exemplars, sparse=True, empty=empty)
 
 
 def by_kind(title: str, about: str, histogram: str, *, smallest_step: str | None = None) -> timeseries.Panel:
@@ -284,7 +288,7 @@ def number(
     limits: dashboard.ThresholdsConfig | None = None,
     colours: Colours | None = None,
     decimals: int | None = None,
-    empty: str = "–",
+    empty: str = NOTHING,
     name: bool = False,
 ) -> stat.Panel:
     """One number for the whole range, or as of now; coloured by how good it is."""
@@ -316,7 +320,7 @@ def bars(
     unit: str,
     colours: Colours | None = None,
     limits: dashboard.ThresholdsConfig | None = None,
-    empty: str = "–",
+    empty: str = NOTHING,
     maximum: float | None = None,
 ) -> bargauge.Panel:
     """A bar for each series, as of now or for the whole range."""
@@ -430,6 +434,15 @@ def width(pixels: int) -> d.DynamicConfigValue:
     return d.DynamicConfigValue("custom.width", pixels)
 
 
+def least_width(pixels: int) -> d.DynamicConfigValue:
+    """Property of a column that takes what others leave: how wide it is at least."""
+    return d.DynamicConfigValue("custom.minWidth", pixels)
+
+
+def _cell_without_value() -> d.DynamicConfigValue:
+    return d.DynamicConfigValue("noValue", NOTHING)
+
+
 def mapped(values: Sequence[d.ValueMapping]) -> list[d.DynamicConfigValue]:
     """Properties of a column: words for its values."""
     return [d.DynamicConfigValue("mappings", list(values))]
@@ -441,10 +454,13 @@ def link(title: str, url: str) -> list[d.DynamicConfigValue]:
 
 
 def grid(
-    title: str, about: str, columns: Sequence[Column], *, sort: str | None = None, empty: str = "–"
+    title: str, about: str, columns: Sequence[Column], *, sort: str | None = None, empty: str = NOTHING
 ) -> table.Panel:
     """A table: the columns' queries are joined by the labels that they share."""
     values = [column for column in columns if column.expr is not None]
+    if empty != NOTHING:
+        # Of the whole table; a single cell is empty for another reason.
+        columns = [replace(column, properties=[*column.properties, _cell_without_value()]) for column in columns]
     fields = {column.name: "Value" if len(values) == 1 else f"Value #{_ref(n)}" for n, column in enumerate(values)}
     queries = [Query(column.expr or "", column.name) for column in values]
     hidden = {fields[column.name]: True for column in values if column.hidden}

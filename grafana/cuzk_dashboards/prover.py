@@ -72,8 +72,8 @@ def board() -> Board:
         number(
             "Chip busy",
             "The share of the time in which kernels ran, as NVML has it, over the range shown; without an NVIDIA "
-            "driver it may be empty. Much lower than what the log says: spans are open while the chip waits. See the "
-            "board Chip.",
+            "driver it may be empty. Much lower than what the log says: spans are open while the chip waits, or one is "
+            "stuck. See the board Chip.",
             Query(
                 f"{increase('cuzk_gpu_chip_busy_seconds_total', CHIP)} / "
                 f"({increase('cuzk_gpu_chip_sampled_seconds_total', CHIP)} > 0)"
@@ -180,6 +180,7 @@ def board() -> Board:
             "empty. A rising p99 with a steady p50: single stalls, see their jobs in the heatmap.",
             "cuzk_gpu_gap_seconds",
             WORK,
+            empty="no gaps in this time",
         ),
         widths=(7, 9, 8),
     )
@@ -220,6 +221,7 @@ def board() -> Board:
             Query(f"max by (stage) (cuzk_partition_oldest_age_seconds{{{LOG}}})", "{{stage}}"),
             unit="s",
             colours=STAGES,
+            empty="nothing in flight",
         ),
         graph(
             "Oldest open job by kind",
@@ -229,6 +231,7 @@ def board() -> Board:
             Query(f"max by (proof_kind) (cuzk_job_oldest_age_seconds{{{LOG}}})", "{{proof_kind}}"),
             unit="s",
             colours=KINDS,
+            empty="no open jobs",
         ),
     )
     board.row("Proofs")

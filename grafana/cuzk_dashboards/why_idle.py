@@ -24,7 +24,7 @@ from cuzk_dashboards.kit import (
     restarts,
     source_variable,
 )
-from cuzk_dashboards.palette import BOUNDARIES, CAUSES, MEASURE, STAGES, Colours
+from cuzk_dashboards.palette import BAD, BOUNDARIES, CAUSES, MEASURE, STAGES, Colours
 
 WORK = f'{GPU}, cause!="no_work"'
 FAULTY = f'{GPU}, cause=~"{FAULTS}"'
@@ -67,10 +67,10 @@ def _could_take(window: str) -> str:
 
 
 def _could_give(window: str) -> str:
-    """Units a second that synthesis finishes while it is at work; nothing where it never was."""
+    """Units a second that synthesis finishes while it is at work; nothing where it finished none."""
     finished = f"sum by ({PROVER}) (rate(cuzk_synth_seconds_count{{{LOG}}}[{window}]))"
     at_work = f"sum by ({PROVER}) (rate(cuzk_synth_active_seconds_total{{{LOG}}}[{window}]))"
-    return f"sum({finished} / ({at_work} > 0))"
+    return f"sum(({finished} > 0) / ({at_work} > 0))"
 
 
 def _mean_of(phases: Colours) -> Query:
@@ -104,17 +104,18 @@ def board() -> Board:
         4,
         number(
             "Largest loss",
-            "The cause to which most of the time with work was lost, and its share, over the range shown; without "
-            "work it may be empty. starved: faster or more synthesis. blocked: see what holds synthesis back. "
-            "handoff: see locks. fill: more proofs at once.",
+            "The cause to which most of the time with work was lost, and its share, over the range shown; where "
+            "nothing was lost it may be empty. starved: faster or more synthesis. blocked: see what holds synthesis "
+            "back. handoff: see locks. fill: more proofs at once.",
             Query(
-                f"topk(1, {increase(IDLE, WORK, by='cause')} / on () group_left () ({time_with_work} > 0))", "{{cause}}"
+                f"topk(1, {increase(IDLE, WORK, by='cause')} / on () group_left () ({time_with_work} > 0) > 0.0005)",
+                "{{cause}}",
             ),
             unit="percentunit",
             decimals=1,
             colours=CAUSES,
             name=True,
-            empty="no work",
+            empty="nothing lost",
         ),
         number(
             "Lost to faults",
@@ -185,9 +186,9 @@ def board() -> Board:
         8,
         graph(
             "Within a job, and between two",
-            "Closed gaps, as GPUs that idled; a gap is booked when it closes, so that long ones stand out. Within a "
-            "job: its partitions don't come fast enough. Between two: there are too few jobs at a time, or the next "
-            "one's synthesis begins too late. Until the log names a GPU it may be empty.",
+            "Closed gaps, as GPUs that idled, for no work too; a gap is booked when it closes, so that long ones stand "
+            "out. Within a job: its partitions don't come fast enough. Between two: there are too few jobs at a time, "
+            "or the next one's synthesis begins too late. Until the log names a GPU it may be empty.",
             Query(
                 f"sum by (boundary) (rate(cuzk_gpu_gap_boundary_seconds_total{{{GPU}}}[{NOW}]))",
                 "{{boundary}}",
@@ -237,7 +238,8 @@ def board() -> Board:
             "Parameters (SRS) being loaded",
             "How many are being loaded from disk, and how many loads ended (bars). A load takes 30 to 90 s, and the "
             "proofs that need it are blocked meanwhile. After a start that is as it should be; again and again: let "
-            "the prover do fewer kinds of proof, or give the daemon the memory to keep them all.",
+            "the prover do fewer kinds of proof, or give the daemon the memory to keep them all. In the first minutes "
+            "it may be empty.",
             Query(f"sum(max_over_time(cuzk_srs_loads_in_progress{{{LOG}}}[{NOW}]))", "being loaded"),
             Query(f"round({increase('cuzk_srs_load_seconds_count', LOG, NOW)})", "loaded"),
             unit="none",
@@ -281,6 +283,7 @@ def board() -> Board:
             "cuzk_ready_wait_seconds",
             LOG,
             exemplars=True,
+            empty="nothing picked up in this time",
         ),
         quantiles(
             "Hand-off",
@@ -289,6 +292,7 @@ def board() -> Board:
             "cuzk_handoff_seconds",
             LOG,
             exemplars=True,
+            empty="nothing started in this time",
         ),
     )
     board.line(
@@ -320,7 +324,8 @@ def board() -> Board:
             "Memory trouble",
             "How often a unit asked for more than the whole memory budget (it will never run), parameters (SRS) were "
             "thrown out for others, or pinned memory could not be had. Evictions: kinds of proof push each other out, "
-            "and each load takes a minute. Give the daemon more memory, or the kinds to different machines.",
+            "and each load takes a minute. Give the daemon more memory, or the kinds to different machines. In the "
+            "first minutes it may be empty.",
             _trouble(RESOURCES),
             unit="none",
             bars=True,
@@ -330,7 +335,7 @@ def board() -> Board:
         graph(
             "Failures that the log reports",
             "Syntheses and proofs that failed, proofs that failed their check, and bad partitions. bad_partition: a "
-            "GPU computes wrongly; the next panel says which.",
+            "GPU computes wrongly; the next panel says which. In the first minutes it may be empty.",
             _trouble(FAILURES),
             unit="none",
             bars=True,
@@ -340,7 +345,8 @@ def board() -> Board:
         graph(
             "Bad partitions by GPU",
             "Partitions whose proof was wrong, by the GPU that computed it, in the range up to each moment. More "
-            "than one on a GPU: take it out, and look for XID and ECC errors on the board Chip.",
+            "than one on a GPU: take it out, and look for XID and ECC errors on the board Chip. In the first minutes "
+            "it may be empty.",
             Query(
                 f'label_replace({bad_partitions}, "gpu", "unknown", "gpu", "")',
                 "{{instance}} {{source}} {{gpu}}",
@@ -348,6 +354,7 @@ def board() -> Board:
             unit="none",
             bars=True,
             stacked=True,
+            shades=BAD,
         ).links(go_to("cuzk-chip", "Chip")),
     )
     return board

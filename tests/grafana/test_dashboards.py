@@ -175,6 +175,11 @@ def test_rates_follow_the_step_of_the_panel(board: Json) -> None:
                 assert "$__rate_interval" not in target["expr"], panel["title"]
 
 
+def test_no_query_makes_up_zeros(board: Json) -> None:
+    for query in expressions_of(board):
+        assert "vector(" not in query
+
+
 def test_links_lead_to_boards(board: Json) -> None:
     uids = {board_of(file)["uid"] for file in FILES}
     linked = {uid for text in texts_in(board) for uid in re.findall(r"^/d/([\w-]+)", text)}

@@ -48,7 +48,7 @@ groups:
         expr: cuzk_gpu_spans_total >= 0
         labels: {severity: ticket}
 """
-EMPTY_IN_THE_DEMO = {"Errors of NVML", "PCIe", "Errors", "Throttled by reason"}
+EMPTY_IN_THE_DEMO = {"Errors of NVML", "Errors of the agent", "PCIe", "Errors", "Throttled by reason"}
 """The only panels of which nothing may come while a simulated prover works at every kind of proof."""
 
 Json = dict[str, Any]

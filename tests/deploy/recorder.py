@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -45,6 +45,8 @@ class Agent:
         self._exposition = Exposition({name: partial(self._collect, name) for name in COLLECTORS})
         self.keeping = Keeping()
         """How the keeping of its state goes, which is not kept here."""
+        self.dropped_lines = 0
+        """As a journal tells of them; a file does not."""
         self.broken: set[str] = set()
         """Groups of metrics that fail."""
         self._was_at_end = False
@@ -68,7 +70,7 @@ class Agent:
 
     def page(self) -> str:
         """What a scrape shows."""
-        view = SourceView(self._pipeline.state(), self._follower.stats())
+        view = SourceView(self._pipeline.state(), replace(self._follower.stats(), lost_lines=self.dropped_lines))
         state = AgentState(
             {SOURCE: view}, version="1", python_version="3", nvml=self._watch.seen(), keeping=self.keeping
         )

@@ -291,6 +291,14 @@ def has_a_damaged_log(recorder: Recorder) -> None:
     recorder.wait(15 * MINUTE_S)
 
 
+def has_a_journal_that_drops_lines(recorder: Recorder) -> None:
+    recorder.start_agent()
+    assert recorder.agent
+    recorder.wait(5 * MINUTE_S)
+    recorder.agent.dropped_lines = 700
+    recorder.wait(5 * MINUTE_S)
+
+
 QUIET: tuple[Story, ...] = (
     has_no_work,
     proves_one_at_a_time,
@@ -333,6 +341,7 @@ LOUD: dict[Story, set[str]] = {
     has_no_log: {"CuzkSourceDown"},
     has_an_agent_that_cannot_write_its_state: {"CuzkAgentFaulty"},
     has_an_agent_that_shows_a_part_only: {"CuzkAgentFaulty"},
+    has_a_journal_that_drops_lines: {"CuzkLinesLost"},
     has_a_damaged_log: {"CuzkLinesLost", "CuzkUnitStuck", "CuzkUnitsLost"},
 }
 

@@ -154,6 +154,7 @@ def board() -> Board:
             stacked=True,
             colours={"busy in spans": GOOD, "busy outside": WARN, "spans open": "#D9D9D9"},
             dashed="/spans open/",
+            empty="not measured",
         ).links(go_to("cuzk-prover", "Prover")),
         graph(
             "Span occupancy by GPU",
@@ -164,6 +165,7 @@ def board() -> Board:
             maximum=1,
             smallest_step="1m",
             sparse=True,
+            empty="not measured",
         ),
     )
     board.row("Power and energy")
@@ -175,6 +177,7 @@ def board() -> Board:
             "are open is waiting.",
             Query(f"avg_over_time(cuzk_gpu_power_watts{{{CHIP}}}[{NOW}])", EACH),
             unit="watt",
+            empty="not measured",
         ),
         graph(
             "Power by what it went into",
@@ -185,6 +188,7 @@ def board() -> Board:
             stacked=True,
             colours=USES,
             calcs=("mean",),
+            empty="not measured",
         ),
     )
     board.row("Clocks, memory and heat")
@@ -195,6 +199,7 @@ def board() -> Board:
             f"Of the multiprocessors; {DRIVERLESS}. Lower under load than at rest: throttled, see beside.",
             Query(f"cuzk_gpu_sm_clock_hertz{{{CHIP}}}", EACH),
             unit="hertz",
+            empty="not measured",
         ),
         graph(
             "Throttled by reason",
@@ -213,6 +218,7 @@ def board() -> Board:
             Query(f"cuzk_gpu_temperature_celsius{{{CHIP}}}", EACH),
             unit="celsius",
             limits=steps((None, GOOD), (80, WARN), (85, BAD)),
+            empty="not measured",
         ),
     )
     board.line(
@@ -226,6 +232,7 @@ def board() -> Board:
             unit="bytes",
             colours={"there is": "#D9D9D9"},
             dashed="/^there is$/",
+            empty="not measured",
         ),
         graph(
             "Processes",
@@ -233,6 +240,7 @@ def board() -> Board:
             Query(f"cuzk_gpu_compute_processes{{{CHIP}}}", EACH),
             unit="none",
             decimals=0,
+            empty="not measured",
         ),
         graph(
             "PCIe",
@@ -253,6 +261,7 @@ def board() -> Board:
             "off the bus, which a reboot mends. hung: a call does not return.",
             Query(f"cuzk_nvml_up{{{CHIP}}}", EACH),
             Query(f'(cuzk_nvml_state{{{CHIP}, state!~"up|starting"}} == 1) - 1', f"{EACH}: {{{{state}}}}"),
+            empty="not measured",
         ),
         graph(
             "Errors",
@@ -275,6 +284,7 @@ def board() -> Board:
             Query(f"clamp_max({COVERAGE}, 1)", EACH),
             unit="percentunit",
             maximum=1,
+            empty="not measured",
         ),
     )
     board.line(
@@ -308,6 +318,7 @@ def board() -> Board:
                     hidden=True,
                 ),
             ],
+            empty="no GPU known",
         ),
     )
     return board

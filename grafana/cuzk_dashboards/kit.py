@@ -382,7 +382,7 @@ def heat(title: str, about: str, histogram: str, selector: str, *, unit: str = "
     )
 
 
-def states(title: str, about: str, *queries: Query) -> statetimeline.Panel:
+def states(title: str, about: str, *queries: Query, empty: str = NOTHING) -> statetimeline.Panel:
     """1 is up, 0 is down, over time."""
     return (
         statetimeline.Panel()
@@ -398,6 +398,7 @@ def states(title: str, about: str, *queries: Query) -> statetimeline.Panel:
         .fill_opacity(80)
         .legend(_legend(()))
         .tooltip(_tooltip())
+        .no_value(empty)
     )
 
 

@@ -190,7 +190,7 @@ def board() -> Board:
         heat(
             "Synthesis times",
             "How many partitions took how long on the CPU. It moves up when more run at once, or when memory is "
-            "short: fewer at a time, or more memory bandwidth, move it down.",
+            "short: fewer at a time, or more memory bandwidth, move it down. In the first minutes it may be empty.",
             "cuzk_synth_seconds",
             LOG,
         ),

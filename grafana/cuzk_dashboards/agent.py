@@ -266,6 +266,7 @@ def board() -> Board:
             empty="no errors",
             bars=True,
             stacked=True,
+            shades=WARN,
         ),
         graph(
             "Errors of the agent",
@@ -279,6 +280,7 @@ def board() -> Board:
             Query(f"round(sum(increase(cuzk_agent_state_write_errors_total{{{HOST}}}[{NOW}])))", "state not written"),
             unit="none",
             empty="no errors",
+            shades=BAD,
             colours={"state not written": WARN},
             bars=True,
             stacked=True,

@@ -210,7 +210,7 @@ def board() -> Board:
             decimals=2,
             stacked=True,
             colours=THROTTLED,
-            empty="not throttled",
+            empty="not throttled, or not measured",
         ),
         graph(
             "Temperature",
@@ -275,7 +275,7 @@ def board() -> Board:
             unit="none",
             bars=True,
             stacked=True,
-            empty="no errors",
+            empty="none, or not measured",
             colours={"XID": BAD, "ECC uncorrected": WARN, "ECC corrected": "#6E7681"},
         ),
         graph(

@@ -258,8 +258,8 @@ def board() -> Board:
                 "a load",
             ),
             unit="s",
+            bars=True,
             colours={"a load": MEASURE},
-            sparse=True,
             empty="none in this time",
         ),
     )

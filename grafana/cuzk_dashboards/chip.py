@@ -267,7 +267,9 @@ def board() -> Board:
             "Errors",
             "XID and memory errors; while there are none it may be empty. corrected ones now and then are harmless. "
             "XID 79 is a lost GPU, 48 and 94 are memory, 13 and 31 are the program's.",
-            Query(f"round(sum by ({BY_GPU}) (increase(cuzk_gpu_xid_errors_total{{{CHIP}}}[{NOW}])))", f"XID {EACH}"),
+            Query(
+                f"round(sum by ({BY_GPU}) (increase(cuzk_gpu_xid_errors_total{{{CHIP}}}[{NOW}]))) > 0", f"XID {EACH}"
+            ),
             Query(
                 f"round(sum by ({BY_GPU}, kind) (increase(cuzk_gpu_ecc_errors_total{{{CHIP}}}[{NOW}]))) > 0",
                 f"ECC {{{{kind}}}} {EACH}",

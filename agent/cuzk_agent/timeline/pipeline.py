@@ -152,7 +152,7 @@ class Pipeline:
         if self.engine is not None:
             self.engine.note_end(monotonic_s, unix_s)
         now_ms = self.engine.now_ms(monotonic_s, unix_s) if self.engine else None
-        self._date(None if now_ms is None else now_ms + _AHEAD_MS)
+        self._date(now_ms)
         if self._over:
             self._stop()
             self._over, self._fresh = False, True
@@ -246,30 +246,30 @@ class Pipeline:
         if engine is None:
             return
         if isinstance(value, TimelineEvent):
-            self._date(None if self._is_back(value.offset_ms) else value.offset_ms + DISORDER_MS)
-        elif self._undated or self._may_be_ahead(engine, value):
+            self._date(None if self._is_back(value.offset_ms) else value.offset_ms)
+        elif self._undated or self._is_doubtful(engine, value):
             if len(self._undated) < _MAX_HELD:
                 self._undated.append(value)
                 return
             self._date()
         self._place(engine, value, self._offset_ms(engine, value))
 
-    def _may_be_ahead(self, engine: Engine, value: LogLine) -> bool:
-        """A wall clock that was set forward makes a line's time too late. Read live, the time of reading bounds it."""
-        if self._arrival is not None and self._arrival.live:
+    def _is_doubtful(self, engine: Engine, value: LogLine) -> bool:
+        """The wall clock may have been set. Read live, the time of reading tells."""
+        if not isinstance(value, TracingLine) or (self._arrival is not None and self._arrival.live):
             return False
-        offset_ms = self._offset_ms(engine, value)
-        return offset_ms is not None and offset_ms > engine.seen_ms + DISORDER_MS
+        offset_ms = engine.offset_of(value.unix_ms)
+        return offset_ms is not None and not -_BACK_MS < offset_ms - engine.seen_ms <= DISORDER_MS
 
     def _date(self, by_ms: int | None = None) -> None:
-        """Undated lines were written by then: one whose time is later has none."""
+        """Undated lines were written by then, and not long before if their time can't be right."""
         undated, self._undated = self._undated, []
         for line in undated:
             engine = self.engine
             assert engine is not None
             offset_ms = self._offset_ms(engine, line)
-            is_wrong = offset_ms is not None and by_ms is not None and offset_ms > by_ms
-            self._place(engine, line, None if is_wrong else offset_ms)
+            is_wrong = offset_ms is None or (by_ms is not None and offset_ms > by_ms + DISORDER_MS)
+            self._place(engine, line, by_ms if is_wrong and isinstance(line, TracingLine) else offset_ms)
 
     def _place(self, engine: Engine, value: LogLine, offset_ms: int | None) -> None:
         """Takes in a line that was written then, if that can be believed."""

@@ -233,6 +233,8 @@ class Ledger:
         self._in_stage = dict.fromkeys(Rank, 0)
         self._unassigned_pickups = 0
         self._silent = False
+        self._mapped = False
+        """It is known which GPUs there are: `unknown` is none of them, and counts only while spans are open on it."""
         self._finished = False
         # A GPU that nothing ever reached: one that becomes known later takes over its account.
         self._untouched = GpuAccount("", GpuTotals(), start_ms)
@@ -297,6 +299,7 @@ class Ledger:
         """The account begins at the frontier, with what is open there."""
         self.counted_from_ms = self.frontier_ms
         self.late = self.synth_ms = 0
+        self.accounts = {gpu: one for gpu, one in self.accounts.items() if one.open or not self._is_no_gpu(one)}
         for account in (*self.accounts.values(), self._untouched):
             account.totals = GpuTotals()
             account.share_clock_ms = 0.0
@@ -321,7 +324,7 @@ class Ledger:
 
     def open_gap(self, account: GpuAccount) -> dict[Cause, int] | None:
         """The account's open gap by cause, all 0 while a span is open, None before the first span."""
-        if account.gap is None and not account.open:
+        if not account.open and (account.gap is None or self._is_no_gpu(account)):
             return None
         shares = dict.fromkeys(Cause, 0)
         if account.gap is not None:
@@ -336,7 +339,8 @@ class Ledger:
         if self._in_stage[Rank.SYNTH] and not self._silent:
             self.synth_ms += elapsed_ms
         idle = []
-        for account in self.accounts.values():
+        accounts = [account for account in self.accounts.values() if account.open or not self._is_no_gpu(account)]
+        for account in accounts:
             if account.open and not blind:
                 account.totals.busy_ms += elapsed_ms
                 account.share_clock_ms += elapsed_ms / len(account.open)
@@ -345,7 +349,7 @@ class Ledger:
                 idle.append(account)
         causes = list(self._causes(idle, blind))
         if self._on_time is not None:
-            gpus: dict[str, Cause | None] = dict.fromkeys(self.accounts)
+            gpus: dict[str, Cause | None] = dict.fromkeys(account.gpu for account in accounts)
             (_, untouched), *others = causes
             gpus.update((account.gpu, cause) for account, cause in others)
             units = {stage: self._in_stage[rank] for stage, rank in STAGE_RANKS.items()}
@@ -400,6 +404,7 @@ class Ledger:
                         self.accounts[name].totals.wasted_ms[reason] += busy_ms
             case _KnowGpu(gpu):
                 self._account(gpu)
+                self._mapped = self._mapped or gpu != UNKNOWN_GPU
             case _Silence(silent):
                 self._silent = silent
             case _Evidence():
@@ -416,7 +421,7 @@ class Ledger:
         elif rank is Rank.GPU:
             account = self._account(gpu or UNKNOWN_GPU)
             track.gpu = account.gpu
-            if not account.open and account.gap is not None:
+            if not account.open and account.gap is not None and not self._is_no_gpu(account):
                 self._close_gap(account, account.gap, track, at_ms)
             account.gap = None
             account.open.add(track)
@@ -446,6 +451,10 @@ class Ledger:
                 account.idle_since_ms = at_ms
                 account.aged_out = aged_out
                 account.gap = OpenGap(at_ms, job, {})
+
+    def _is_no_gpu(self, account: GpuAccount) -> bool:
+        """What was not known to be on a GPU at first is on one that is known by now."""
+        return self._mapped and account.gpu == UNKNOWN_GPU
 
     def _close_gap(self, account: GpuAccount, gap: OpenGap, track: Track, at_ms: int) -> None:
         if at_ms <= gap.start_ms:

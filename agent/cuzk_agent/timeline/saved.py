@@ -117,6 +117,7 @@ PARTS: Final[dict[type, dict[str, Any]]] = {
         "_in_stage": dict[Rank, int],
         "_unassigned_pickups": int,
         "_silent": bool,
+        "_mapped": bool,
         "_finished": bool,
         "_untouched": GpuAccount,
     },

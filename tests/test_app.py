@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,25 @@ def test_nothing_is_shown_until_the_backlog_is_read(world: World) -> None:
             break
     assert world.agent._unready() == []
     assert world.shown()["cuzk_timeline_events_total", "a"] == lines
+
+
+def test_a_container_tells_when_its_lines_were_written(world: World) -> None:
+    start_s = world.clock.unix_s() - 3600
+
+    def record(at_ms: int, event: str) -> str:
+        time = datetime.fromtimestamp(start_s + at_ms / 1000 + 0.002, UTC).isoformat()
+        return json.dumps({"log": f"TIMELINE,{at_ms},{event}\n", "stream": "stderr", "time": time}) + "\n"
+
+    world.paths["a"].write_text(
+        record(1000, "GPU_START,porep-1,worker=0,partition=0") + record(3000, "GPU_END,porep-1,worker=0,partition=0")
+    )
+    world.turn()
+    shown = world.shown()
+    assert shown["cuzk_engine_start_timestamp_seconds", "a"] == pytest.approx(start_s + 0.002, abs=0.001)
+    assert shown["cuzk_clock_anchor_uncertainty_seconds", "a"] == 0.025
+    # And so what time it is on the engine's clock: it has been idle for an hour, less what it may take to get here.
+    assert shown["cuzk_gpu_logged_busy_seconds_total", "a"] == 2
+    assert shown["cuzk_gpu_idle_seconds_total", "a"] == pytest.approx(3600 + 1 - 2 - 1 - 2, abs=0.1)
 
 
 def test_time_goes_on_while_nothing_is_written(world: World) -> None:

@@ -147,13 +147,13 @@ class _Source:
         return not batch.at_end and is_moving and read.state is FollowState.FOLLOWING
 
     def _feed(self, batch: Batch, arrival: Arrival) -> None:
-        start = 0
+        start, times = 0, batch.line_unix_s
         for end in batch.breaks:
-            self._pipeline.feed(batch.lines[start:end], arrival)
+            self._pipeline.feed(batch.lines[start:end], arrival, times and times[start:end])
             self._pipeline.daemon_ended()
             start = end
         if start < len(batch.lines):
-            self._pipeline.feed(batch.lines[start:], arrival)
+            self._pipeline.feed(batch.lines[start:], arrival, times and times[start:])
         if batch.lines and arrival.live:
             self._read_unix_s = arrival.unix_s
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,44 @@ def lines_of(name: str) -> list[bytes]:
 
 def schema() -> Any:
     return json.loads(resources.files("cuzk_agent.report").joinpath("analyze.schema.json").read_text())
+
+
+# --- what a log is wrapped in ------------------------------------------------------------------------------------
+
+
+def docker(line: str, time: str) -> str:
+    return json.dumps({"log": line + "\n", "stream": "stderr", "time": time}) + "\n"
+
+
+def cri(line: str, time: str) -> str:
+    half = len(line) // 2
+    return f"{time} stderr P {line[:half]}\n{time} stderr F {line[half:]}\n"
+
+
+@pytest.mark.parametrize("wrapped", [docker, cri])
+@pytest.mark.parametrize("name", ["seeds/isolated3.log", "daemon/two-gpus-mixed.log.xz"])
+def test_a_container_s_log_is_as_good(name: str, wrapped: Callable[[str, str], str], tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    now_ms = 0
+    with path.open("w") as log:
+        for line in lines_of(name):
+            now_ms = max(now_ms, int(line.split(b",")[1])) if line.startswith(b"TIMELINE,") else now_ms
+            time = datetime(2026, 11, 30, 14, tzinfo=UTC) + timedelta(milliseconds=now_ms + 2)
+            log.write(wrapped(line.decode(), time.isoformat(timespec="microseconds")))
+    report, fault = analyze([str(path)])
+    assert fault is None
+    plain = report_on(name)
+    assert report.lines == plain.lines
+    found = [engine.to_json() for engine in report.engines]
+    expected = [engine.to_json() for engine in plain.engines]
+    if name.startswith("seeds"):
+        # The container knew what the lines don't tell.
+        start_s = datetime(2026, 11, 30, 14, tzinfo=UTC).timestamp() + 0.002
+        assert found[0]["start_unix_seconds"] == pytest.approx(start_s, abs=1e-6)
+        for engine in (found[0], expected[0]):
+            assert engine.pop("evidence")["wall_clock"] is (engine is found[0])
+            assert (engine.pop("start_unix_seconds") is None) is (engine.pop("start_uncertainty_seconds") is None)
+    assert found == expected
 
 
 # --- published figures ------------------------------------------------------------------------------------------

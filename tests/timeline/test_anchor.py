@@ -127,3 +127,26 @@ def test_a_clock_that_drifts_is_followed_in_time(drift_ms: int) -> None:
     start_ms, uncertainty_ms = found(anchor)
     assert abs(start_ms - E_MS - drift_ms) <= uncertainty_ms + 1
     assert uncertainty_ms < 40
+
+
+def test_without_tracing_lines_the_promptest_delivery_tells() -> None:
+    anchor = Anchor()
+    for index, late_ms in enumerate((900, 40, 3, 700, 12)):
+        anchor.note_event(index * 1000)
+        anchor.note_delivery(index * 1000, E_MS + index * 1000 + late_ms)
+    start_ms, uncertainty_ms = found(anchor)
+    assert start_ms == E_MS + 3
+    assert uncertainty_ms == 25
+    # What tells more precisely is believed more.
+    anchor.note_tracing(E_MS + 4001)
+    anchor.note_event(4001)
+    anchor.note_tracing(E_MS + 4002)
+    start_ms, uncertainty_ms = found(anchor)
+    assert abs(start_ms - E_MS) <= uncertainty_ms <= 2
+
+
+def test_a_clock_that_was_set_is_followed_in_deliveries_too() -> None:
+    anchor = Anchor()
+    for index in range(300):
+        anchor.note_delivery(index * 1000, E_MS + index * 1000 + (60_000 if index > 100 else 0))
+    assert found(anchor) == (E_MS + 60_000, 25)

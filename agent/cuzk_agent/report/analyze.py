@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cuzk_agent.report.arguments import Bound
-from cuzk_agent.report.inputs import InputError, Progress, Tally, read_lines
+from cuzk_agent.report.inputs import InputError, Progress, Tally, Times, read_log
 from cuzk_agent.report.model import (
     LONG_GAP_MS,
     Chip,
@@ -71,8 +71,8 @@ def analyze(
     tally = Tally()
     fault = None
     try:
-        for lines in read_lines(logs, tally, on_progress):
-            analysis.feed(lines)
+        for lines, times in read_log(logs, tally, on_progress):
+            analysis.feed(lines, times)
     except InputError as error:
         fault = error
     engines = analysis.finish()
@@ -99,14 +99,14 @@ class Analysis:
         self._current: tuple[Engine, _EngineAnalysis] | None = None
         self._counted = _Counted(self.pipeline.state())
 
-    def feed(self, lines: Iterable[bytes]) -> None:
-        """Takes in whole lines in their order."""
+    def feed(self, lines: Sequence[bytes], times: Times = None) -> None:
+        """Takes in whole lines in their order, with the time of each if a container's log tells."""
         if self._options.bounded:
-            for line in lines:
-                self.pipeline.feed((line,))
+            for index, line in enumerate(lines):
+                self.pipeline.feed((line,), None, times and (times[index],))
                 self._watch_border()
         else:
-            self.pipeline.feed(lines)
+            self.pipeline.feed(lines, None, times)
         engine = self.pipeline.engine
         if engine is not None and not engine.stopped:
             self._settle_chips(engine, ended=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
+from cuzk_agent.log.envelope import MAX_RECORD_BYTES, Unwrapper
 from cuzk_agent.log.splitter import LineSplitter
 
 STDIN: Final = "-"
@@ -21,7 +22,9 @@ _CHUNK_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 16
 """How much of a file is looked at to find its first time stamp, and whether it is text."""
 
-_TIME_STAMP = re.compile(rb"^(?:\x1b\[[0-9;]*m)*([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}Z)", re.MULTILINE)
+_TIME_STAMP = re.compile(
+    rb"(?:^(?:\x1b\[[0-9;]*m)*|\"time\":\")([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}Z)", re.MULTILINE
+)
 _ROTATED = re.compile(r"^(.*?)(?:\.([0-9]{1,5}))?(?:\.(?:gz|zst|xz|bz2))?$")
 
 
@@ -93,6 +96,21 @@ def _first_time(path: str) -> bytes:
     return found[1] if found else b""
 
 
+Times = list[float | None] | None
+
+
+def read_log(
+    paths: Sequence[str], tally: Tally, on_progress: Callable[[Progress], None] = lambda _: None
+) -> Iterator[tuple[list[bytes], Times]]:
+    """The daemon's lines, as `read_lines` gives them, taken out of a container's log if it is one, with the time of
+    each."""
+    unwrapper = Unwrapper()
+    for physical in read_lines(paths, tally, on_progress):
+        lines, times = unwrapper.feed(physical)
+        tally.lines += len(lines) - len(physical)
+        yield lines, times
+
+
 def read_lines(
     paths: Sequence[str], tally: Tally, on_progress: Callable[[Progress], None] = lambda _: None
 ) -> Iterator[list[bytes]]:
@@ -101,7 +119,7 @@ def read_lines(
     A line that one part begins goes on in the next; the last one counts even without its newline. Raises `InputError`
     for what cannot be read, after everything before it was given.
     """
-    splitter = LineSplitter()
+    splitter = LineSplitter(MAX_RECORD_BYTES)
     total_bytes = None if STDIN in paths else sum(map(_size_of, paths))
     before_bytes = 0
     for path in paths:

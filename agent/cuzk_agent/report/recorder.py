@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cuzk_agent.report.inputs import InputError, Progress, Tally, read_lines
+from cuzk_agent.report.inputs import InputError, Progress, Tally, Times, read_log
 from cuzk_agent.report.nvml import Recording
 from cuzk_agent.timeline.engine import Engine
 from cuzk_agent.timeline.ledger import UNKNOWN_GPU, Gap, Rank, Stretch, Track
@@ -154,8 +154,8 @@ def record(
     recorder = Recorder(recordings, tell)
     tally, fault = Tally(), None
     try:
-        for lines in read_lines(logs, tally, on_progress):
-            recorder.feed(lines)
+        for lines, times in read_log(logs, tally, on_progress):
+            recorder.feed(lines, times)
     except InputError as error:
         fault = error
     recorder.finish()
@@ -206,9 +206,9 @@ class Recorder:
         self._axis = _Axis()
         self.engines = self.units = self.spans = self.samples = 0
 
-    def feed(self, lines: Iterable[bytes]) -> None:
-        """Takes in whole lines in their order."""
-        self.pipeline.feed(lines)
+    def feed(self, lines: Sequence[bytes], times: Times = None) -> None:
+        """Takes in whole lines in their order, with the time of each if a container's log tells."""
+        self.pipeline.feed(lines, None, times)
         if self.pipeline.engine is not None and not self.pipeline.engine.stopped:
             self._of(self.pipeline.engine).chips()
 

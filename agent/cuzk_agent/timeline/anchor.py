@@ -2,7 +2,8 @@
 
 TIMELINE lines carry an offset since the engine's start (a floored millisecond), tracing lines a wall-clock time. One
 written right after the other pins the start from one side: a tracing line *before* an event of offset o says
-`start > T - o - 1`, one *after* it says `start <= T - o`. A few lines pin it to about a millisecond.
+`start > T - o - 1`, one *after* it says `start <= T - o`. A few lines pin it to about a millisecond. Without tracing
+lines, the time at which a journal or a container's log got an event tells: never before it, now and then hardly after.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ _GENERATION = 256
 _STEP_MS = 250.0
 """Bounds that contradict each other by more than this come from a clock that was set; thread scheduling alone makes
 milliseconds."""
+_DELIVERED = 64
+"""Times of delivery kept before the older half is forgotten: in so many some were hardly late."""
+_DELIVERY_MS = 25.0
+"""How late the promptest of them is at most."""
 _KNOWN_MS = 1000.0
 """An uncertainty beyond this is as good as no anchor."""
 
@@ -34,6 +39,8 @@ class Anchor:
     def __init__(self) -> None:
         self._recent = _Bounds()
         self._older = _Bounds()
+        self._delivered = _Bounds()
+        self._delivered_before = _Bounds()
         self._start_line_ms: float | None = None
         self._last_tracing_ms: float | None = None
         self._last_offset_ms: int | None = None
@@ -58,6 +65,15 @@ class Anchor:
             self._bound(_Bounds(lower_ms=self._last_tracing_ms - offset_ms - 1))
             self._last_tracing_ms = None
         self._last_offset_ms = offset_ms
+
+    def note_delivery(self, offset_ms: int, unix_ms: float) -> None:
+        """Then a TIMELINE line with this offset came to whatever keeps the log."""
+        recent = self._delivered
+        recent.upper_ms = min(recent.upper_ms, unix_ms - offset_ms)
+        recent.count += 1
+        if recent.count >= _DELIVERED:
+            self._delivered, self._delivered_before = _Bounds(), recent
+        self._known = self._found()
 
     def _bound(self, bound: _Bounds) -> None:
         self._narrow(bound)
@@ -93,5 +109,6 @@ class Anchor:
         # Crossed bounds are threads that were interrupted between taking the time and writing the line.
         half_ms = abs(both.upper_ms - both.lower_ms) / 2 + (1.0 if both.lower_ms > both.upper_ms else 0.0)
         if not half_ms < _KNOWN_MS:
-            return None
+            delivered_ms = min(self._delivered.upper_ms, self._delivered_before.upper_ms)
+            return (delivered_ms, _DELIVERY_MS) if delivered_ms < float("inf") else None
         return (both.lower_ms + both.upper_ms) / 2, max(half_ms, 0.5)

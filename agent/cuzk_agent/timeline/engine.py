@@ -199,9 +199,11 @@ class Engine:
         """The line has been taken in."""
         self._work_at_last_line = not self.units.idle
 
-    def event(self, event: TimelineEvent) -> None:
-        """Takes in a TIMELINE event."""
+    def event(self, event: TimelineEvent, delivered_unix_s: float | None = None) -> None:
+        """Takes in a TIMELINE event, with the time at which its line came to whatever keeps the log, if that tells."""
         self.anchor.note_event(event.offset_ms)
+        if delivered_unix_s is not None:
+            self.anchor.note_delivery(event.offset_ms, delivered_unix_s * 1000)
         self.line_at(event.offset_ms)
         if self.first_event_ms is None or event.offset_ms < self.first_event_ms:
             self.first_event_ms = event.offset_ms

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from cuzk_agent.timeline import messages
 from cuzk_agent.timeline.engine import DISORDER_MS, Engine, Limits, Listeners
@@ -107,6 +108,7 @@ class Pipeline:
         self._held_ms = 0
         self._misplaced = 0
         self._arrival: Arrival | None = None
+        self._delivered_unix_s: float | None = None
 
         self._counters = Counters()
         self._events = dict.fromkeys((*sorted(EVENT_NAMES), "other"), 0)
@@ -128,12 +130,19 @@ class Pipeline:
 
     # --- input -------------------------------------------------------------------------------------------------
 
-    def feed(self, lines: Iterable[bytes], arrival: Arrival | None = None) -> None:
-        """Takes in whole lines in their order."""
+    def feed(
+        self,
+        lines: Iterable[bytes],
+        arrival: Arrival | None = None,
+        delivered_unix_s: Sequence[float | None] | None = None,
+    ) -> None:
+        """Takes in whole lines in their order, each with the time at which it came to whatever keeps the log, if that
+        tells."""
         self._arrival = arrival
         if arrival is not None:
             self._note_clock(arrival.monotonic_s, arrival.unix_s)
-        for line in lines:
+        for line, unix_s in zip(lines, delivered_unix_s or repeat(None), strict=False):
+            self._delivered_unix_s = unix_s
             values = self._parser.feed(line)
             for value in values:
                 self._take(value)
@@ -392,7 +401,7 @@ class Pipeline:
         match value:
             case TimelineEvent():
                 self._events[value.name if value.name in EVENT_NAMES else "other"] += 1
-                engine.event(value)
+                engine.event(value, self._delivered_unix_s)
             case TracingLine():
                 engine.traced = True
                 engine.anchor.note_tracing(value.unix_ms)

@@ -90,6 +90,8 @@ PARTS: Final[dict[type, dict[str, Any]]] = {
     Anchor: {
         "_recent": _Bounds,
         "_older": _Bounds,
+        "_delivered": _Bounds,
+        "_delivered_before": _Bounds,
         "_start_line_ms": float | None,
         "_last_tracing_ms": float | None,
         "_last_offset_ms": int | None,
@@ -147,6 +149,8 @@ NOT_STORED: Final[dict[type, frozenset[str]]] = {
             "_limits", "_listeners", "_on_gap", "_on_job", "_on_stop", "_on_latency", "_tell",
             # A root of its own.
             "engine",
+            # Of the line that is being fed.
+            "_delivered_unix_s",
         }
     ),
     LineParser: frozenset({"_tracing"}),  # a cache

@@ -135,7 +135,7 @@ def test_the_settings_are_all_there_are() -> None:
     rows = table(README, "source")
     defaults = Config(sources=())
     documented = {row[1]: (row[0], row[2], row[3]) for row in rows}
-    assert documented.pop("CUZK_AGENT_LOG")[:2] == ("source", "--log")
+    assert documented.pop("CUZK_AGENT_LOG")[:2] == ("source", "--log`, `--journal`, `--tee")
     options = {setting: option for option, setting in config._OPTIONS.items()}
     expected = {}
     for variable, setting in config._VARIABLES.items():

@@ -409,6 +409,40 @@ def test_the_inode_of_an_empty_file_that_is_used_again(world: World, read_before
     world.check()
 
 
+def test_copied_truncated_and_renamed_before_it_was_read_again(world: World) -> None:
+    world.write()
+    world.start()
+    world.read()
+    world.copytruncate()
+    world.rotate()
+    world.path.touch()
+    world.read(0)
+    world.stop()
+    # Its writer is still there: copied to .2, it is .1 now.
+    world.write(path=world.path.with_name("cuzk.log.1"))
+    world.start()
+    world.write()
+    world.check()
+
+
+def test_an_empty_file_that_its_writer_keeps_is_known_again(world: World) -> None:
+    world.path.touch()
+    world.start()
+    world.read()
+    world.stop()
+    world.rotate()
+    world.path.touch()
+    world.start()
+    world.stop()
+    world.rotate()
+    world.path.touch()
+    world.rotate()
+    world.write(path=world.path.with_name("cuzk.log.3"))
+    world.start()
+    world.write()
+    world.check()
+
+
 def test_an_empty_file_is_known_again(world: World) -> None:
     world.write()
     world.start()

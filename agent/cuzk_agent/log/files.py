@@ -268,27 +268,25 @@ class FileFollower:
         """Find the files of a position again, and all that came after them."""
         self._opened_before = bool(position.files)
         file = None
-        behind: list[tuple[HeldFile, FileMark]] = []
+        behind: list[tuple[HeldFile, FileMark, bool]] = []
         for mark in position.files:
             file = find(mark, self._path, {one.identity for one in self._files}, now_s)
             if file is not None:
+                self._files.append(file)
                 if not file.handle.is_packed:
                     self._count_lost(mark, file.position + file.unread_bytes())
-                self._files.append(file)
+                if file.identity != FileIdentity(mark.device, mark.inode):
+                    # A copy: what was copied has been truncated, and may have been written to and rotated since.
+                    behind.append((file, mark, True))
             elif not mark.offset and self._files:
-                behind.append((self._files[-1], mark))
+                # Of a file that was not begun nothing may be known.
+                behind.append((self._files[-1], mark, False))
             else:
                 # A line that was begun in it is lost with it.
                 self._count_lost(mark, 0)
                 self._totals.lost_bytes += len(mark.splitter.pending)
-        for before, mark in behind:
-            # Of a file that was not begun nothing may be known. It lies behind the one before, if it is there.
-            index, count = self._files.index(before) + 1, len(self._files)
-            self._open_later(index, before.log, before.identity, before.mtime_ns(), (), now_s, up_to_known=True)
-            found = self._files[index : index + len(self._files) - count]
-            for one in found:
-                one.left_behind = mark.left_behind
-            if not found:
+        for before, mark, is_found in behind:
+            if not self._open_behind(before, mark, now_s) and not is_found:
                 self._count_lost(mark, 0)
         if position.files:
             mark = position.files[-1]
@@ -297,6 +295,16 @@ class FileFollower:
             if file is not None:
                 log, identity, mtime_ns = file.log, file.identity, file.mtime_ns()
             self._open_later(len(self._files), log, identity, mtime_ns, at_path(self._path), now_s)
+
+    def _open_behind(self, before: HeldFile, mark: FileMark, now_s: float) -> bool:
+        """Open what lies between a file and the next one that is known, and is what a mark tells of. False if nothing
+        does."""
+        index, count = self._files.index(before) + 1, len(self._files)
+        self._open_later(index, before.log, before.identity, before.mtime_ns(), (), now_s, up_to_known=True)
+        found = self._files[index : index + len(self._files) - count]
+        for one in found:
+            one.left_behind = mark.left_behind
+        return bool(found)
 
     def _count_lost(self, mark: FileMark, size: int) -> None:
         """Of a file there is no more than so much."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 
@@ -203,14 +204,14 @@ def find(mark: FileMark, path: Path, held: set[FileIdentity], now_s: float) -> H
 
 def _may_be_another(handle: Handle, mark: FileMark, held: set[FileIdentity]) -> bool:
     """Of a file that was empty nothing is known but its inode, and that may be another's by now. Then there are some
-    that came between."""
+    that came before this one and after that."""
     try:
         if mark.head.size or handle.about().st_mtime_ns == mark.mtime_ns:
             return False
     except OSError:
         return True
-    between = (one for one in rotated(Path(mark.log)) if one.identity not in {handle.identity, *held})
-    return any(one.mtime_ns > mark.mtime_ns for one in between)
+    before = itertools.takewhile(lambda one: one.identity != handle.identity, rotated(Path(mark.log)))
+    return any(one.mtime_ns > mark.mtime_ns and one.identity not in held for one in before)
 
 
 def find_copy(mark: FileMark, exclude: set[FileIdentity], now_s: float) -> HeldFile | None:

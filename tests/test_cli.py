@@ -15,6 +15,7 @@ import pytest
 
 from cuzk_agent.cli import Exit, LogFormatter, main, printable, set_up_logging
 from cuzk_agent.config import Config, Listen, SourceConfig, load
+from cuzk_agent.gpu.record import recording_paths
 from cuzk_agent.server import ListenError
 
 SetApp = Callable[..., None]
@@ -155,7 +156,12 @@ def test_demo(set_app: SetApp) -> None:
         (["walk"], "invalid choice: 'walk'"),
         (["run", "--log"], "argument --log: expected one argument"),
         (["run", "--list", "h:1"], "unrecognized arguments: --list h:1"),
-        (["run", "/a.log"], "unrecognized arguments: /a.log"),
+        (["run", "/a.log"], "unrecognized arguments: /a.log\n"),
+        (
+            ["run", "--log", "/a-1.log", "/a-2.log", "/a-3.log"],
+            "unrecognized arguments: /a-2.log /a-3.log\n--log takes one PATH; a glob of several must be quoted",
+        ),
+        (["run", "--log", "/a-1.log", "--list"], "unrecognized arguments: --list\n"),
         (["demo", "--speed", "0"], "argument --speed: '0': expected a number above 0, and at most 1000"),
         (["demo", "--speed", "nan"], "argument --speed: 'nan': expected a number above 0"),
         (["demo", "--speed", "fast"], "argument --speed: 'fast': expected a number above 0"),
@@ -177,6 +183,16 @@ def test_help_tells_the_exit_statuses(arguments: list[str], capsys: pytest.Captu
     assert ended.value.code == 0
     told = re.findall(r"^  (\d)  \w", capsys.readouterr().out, re.MULTILINE)
     assert told == [str(status.value) for status in Exit]
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_help_tells_what_the_files_of_several_gpus_are_called(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = re.search(r"several GPUs in a file each: (\S+) becomes (\S+)", " ".join(capsys.readouterr().out.split()))
+    assert told is not None
+    # Both commands name them by this.
+    assert recording_paths(Path(told[1]), ["0", "1"])["0"] == Path(told[2])
 
 
 def test_it_can_be_run_as_a_module() -> None:

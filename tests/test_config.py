@@ -254,7 +254,10 @@ def test_a_wrong_file(file: Path, text: str, message: str) -> None:
         ("source = 5", "source = 5: expected tables [[source]]"),
         ("[source]\npath = '/a'", "source = {'path': '/a'}: expected tables [[source]]"),
         ("source = ['/a']", "source[0] = '/a': expected a table [[source]]"),
-        ("[[source]]", "source[0].path is missing: expected the path of a log file"),
+        (
+            "[[source]]",
+            "source[0].path is missing: expected the path of a log file, or unit with the name of a systemd unit",
+        ),
         ("[[source]]\npath = ''", "source[0].path = '': expected the path of a log file"),
         ("[[source]]\npath = 5", "source[0].path = 5: expected the path of a log file"),
         ('[[source]]\npath = "/a\\u0000"', r"source[0].path = '/a\x00': expected the path of a log file"),

@@ -63,7 +63,10 @@ exit status:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carries out a command line, by default the process's own, and returns its exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_about_quotes(arguments, unknown)}")
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
@@ -72,6 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     except KeyboardInterrupt:
         return Exit.STOPPED
+
+
+def _about_quotes(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
+    """What may have happened if paths follow that of --log."""
+    if not getattr(arguments, "log", None) or any(argument.startswith("-") for argument in unknown):
+        return ""
+    return (
+        "\n--log takes one PATH; a glob of several must be quoted, or the shell expands it: --log '/var/log/cuzk-*.log'"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -129,6 +141,8 @@ def _analyze(arguments: argparse.Namespace) -> int:
 
     if arguments.csv and arguments.jobs and arguments.gaps is not None:
         raise ConfigError("--csv: expected one table: --jobs or --gaps, not both")
+    if arguments.start is not None and arguments.end is not None and arguments.end.is_before(arguments.start):
+        raise ConfigError("--to: the stretch ends before it begins; expected a time after that of --from")
     long_gap_ms = LONG_GAP_MS if arguments.gaps is None and arguments.json else arguments.gaps
     recordings = _recordings(arguments)
     options = Options(long_gap_ms, start=arguments.start, end=arguments.end, recordings=recordings)
@@ -326,7 +340,8 @@ def _parser() -> argparse.ArgumentParser:
     configured.add_argument(
         "--record-nvml",
         metavar="FILE",
-        help="also keep what NVML says, for `analyze --nvml`; of several GPUs in FILE.gpuN",
+        help="also keep what NVML says, for `analyze --nvml`; of several GPUs in a file each: x.jsonl becomes "
+        "x.gpu0.jsonl",
     )
     add("run", _run, "follow logs and serve metrics", parents=[configured])
     add("check-config", _check_config, "print the effective configuration, or what is wrong", parents=[configured])
@@ -400,7 +415,10 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("-o", "--output", type=Path, required=True, metavar="LOG", help="the log, a new file")
     simulate.add_argument("--truth", type=Path, metavar="FILE", help="also write what is true of it, as JSON")
     simulate.add_argument(
-        "--nvml", type=Path, metavar="FILE", help="also write what NVML says, as JSON lines; of several GPUs FILE.gpuN"
+        "--nvml",
+        type=Path,
+        metavar="FILE",
+        help="also write what NVML says, as JSON lines; of several GPUs in a file each: x.jsonl becomes x.gpu0.jsonl",
     )
     simulate.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast as real life (1)")
     simulate.add_argument(

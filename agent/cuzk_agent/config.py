@@ -438,7 +438,7 @@ def _parse_source_table(where: str, number: int, table: object) -> SourceConfig:
         path: Path = _parse(_parse_path, where, prefix + "path", table["path"])
         source = SourceConfig("", path)
     else:
-        raise ConfigError(f"{where}: {prefix}path is missing: expected {_PATH_EXPECTED}")
+        raise ConfigError(f"{where}: {prefix}path is missing: expected {_PATH_EXPECTED}, or unit with {_UNIT_EXPECTED}")
     if "name" in table:
         source = replace(source, name=_parse(_parse_name, where, prefix + "name", table["name"]))
     elif not source.unit:

@@ -348,6 +348,15 @@ def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("start", "end"), [("300s", "100s"), ("0:05:00", "299s"), ("2026-11-30T14:00", "2026-11-30T15:59+02:00")]
+)
+def test_a_stretch_that_ends_before_it_begins(start: str, end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "--from", start, "--to", end, P9]) == Exit.USAGE
+    expected = "cuzk-agent: --to: the stretch ends before it begins; expected a time after that of --from\n"
+    assert capsys.readouterr() == ("", expected)
+
+
 def test_two_recordings_of_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "--nvml", "a", "--nvml", "0=b", ISOLATED]) == Exit.USAGE
     assert capsys.readouterr().err == "cuzk-agent: --nvml: two files for one GPU; name it, as in 1=FILE\n"

@@ -21,6 +21,10 @@ class Bound:
     wall_clock: bool
     """Seconds since 1970; else since the engine's start."""
 
+    def is_before(self, other: Bound) -> bool:
+        """Whether it is, as far as that can be told without a log."""
+        return self.wall_clock is other.wall_clock and self.value_s < other.value_s
+
 
 def parse_duration_ms(text: str) -> int:
     """`800ms`, `1.5s`, `1h30m`."""

@@ -178,6 +178,14 @@ TIMELINE,901,GPU_PICKUP,a,worker=0,partition=0
         (b"", "log: empty"),
         (b"hello\nworld\n", "log: no TIMELINE line in 2 lines; is this the log of a cuzk daemon?"),
         (bytes(range(256)) * 40, "log: no TIMELINE line in it; this looks like binary data"),
+        (
+            b"Nov 30 14:00:00 prover-1 cuzk[4711]: TIMELINE,1,SYNTH_START,a,partition=0\n",
+            "log: no line begins with TIMELINE, some have it after a prefix; of a journal, take `journalctl -o cat`",
+        ),
+        (
+            b"2026-11-30T14:00:00+0000 prover-1 cuzk: TIMELINE,1,SYNTH_START,a,partition=0\n",
+            "log: no line begins with TIMELINE, some have it after a prefix; of a journal, take `journalctl -o cat`",
+        ),
         (b"\0" * 5000, "log: no TIMELINE line in 0 lines; is this the log of a cuzk daemon?"),
         (
             b"2026-11-30T14:00:00.000000Z  INFO cuzk_core::engine: starting cuzk engine pipeline_enabled=false\n",

@@ -325,6 +325,10 @@ def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (b"", "empty"),
         (b"hello\n", "no TIMELINE line in 1 line; is this the log of a cuzk daemon?"),
         (bytes(range(128, 256)) * 99 + b"\n", "no TIMELINE line in it; this looks like binary data"),
+        (
+            b"Nov 30 14:00:00 prover-1 cuzk[4711]: TIMELINE,5,SYNTH_START,a,partition=0\n",
+            "no line begins with TIMELINE, some have it after a prefix; of a journal, take `journalctl -o cat`",
+        ),
         (b"TIMELINE,5,SYNTH_START,a,partition=0\n", "no proving on a GPU in it"),
     ],
 )
@@ -338,14 +342,40 @@ def test_a_log_without_work_is_said_to_be_one(
     json.loads(trace.read_text())
 
 
+def test_a_run_can_be_drawn_again(tmp_path: Path) -> None:
+    trace, html = tmp_path / "out.json", tmp_path / "out.html"
+    arguments = ["trace", str(DATA / "seeds/isolated3.log"), "-o", str(trace), "--html", str(html)]
+    assert main(arguments) == Exit.STOPPED
+    drawn = trace.read_bytes(), html.read_bytes()
+    # One that was interrupted is a trace as well, and so is an empty file.
+    trace.write_bytes(drawn[0][:100])
+    html.write_bytes(b"")
+    assert main(arguments) == Exit.STOPPED
+    assert (trace.read_bytes(), html.read_bytes()) == drawn
+    assert main([*arguments[:2], "-o", "/dev/null"]) == Exit.STOPPED
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("-o", "--html"), ("--html", "-o")])
+def test_a_log_is_not_overwritten(wrong: str, right: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, another, drawn = str(DATA / "seeds/isolated3.log"), tmp_path / "another.log", tmp_path / "drawn"
+    another.write_bytes(b"TIMELINE,5,SYNTH_START,a,partition=0\n")
+    assert main(["trace", log, right, str(drawn)]) == Exit.STOPPED
+    before = another.read_bytes(), drawn.read_bytes()
+    assert main(["trace", log, wrong, str(another), right, str(drawn)]) == Exit.USAGE
+    expected = f"cuzk-agent: {another}: already there, and not written by trace: it is not overwritten\n"
+    assert capsys.readouterr().err == expected
+    assert (another.read_bytes(), drawn.read_bytes()) == before
+
+
 def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "a.log"
     log.write_bytes((DATA / "seeds/isolated3.log").read_bytes())
     assert main(["trace", str(log), "--html", str(log)]) == Exit.USAGE
     assert log.read_bytes() == (DATA / "seeds/isolated3.log").read_bytes()
-    assert "Is read or written already" in capsys.readouterr().err
+    assert "it is not overwritten" in capsys.readouterr().err
     out = str(tmp_path / "out")
     assert main(["trace", str(log), "-o", out, "--html", out]) == Exit.USAGE
+    assert "Is read or written already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

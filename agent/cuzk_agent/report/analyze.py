@@ -76,7 +76,7 @@ def analyze(
     except InputError as error:
         fault = error
     engines = analysis.finish()
-    report = Report(tuple(logs), tally.bytes, tally.lines, tally.looks_binary, options.long_gap_ms, engines)
+    report = Report(tuple(logs), tally.bytes, tally.lines, tally.lack, options.long_gap_ms, engines)
     return report, fault
 
 

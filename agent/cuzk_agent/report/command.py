@@ -13,7 +13,7 @@ from cuzk_agent.report.compare import Comparison, compare
 from cuzk_agent.report.conditions import Condition, UnknownFigureError
 from cuzk_agent.report.inputs import InputError, Progress, expand
 from cuzk_agent.report.model import VERSION, Report
-from cuzk_agent.report.words import plural, printable
+from cuzk_agent.report.words import printable
 
 
 class Form(Enum):
@@ -89,11 +89,9 @@ def what_is_missing(report: Report, options: Options, fault: InputError | None) 
         if any(bound.wall_clock for bound in bounds) and not any(engine.start_unix_s for engine in report.engines):
             return f"{logs}: nothing in this stretch, or the log tells no time: try times since the engine's start"
         return f"{logs}: nothing in this stretch"
-    if report.looks_binary:
-        return f"{logs}: no TIMELINE line in it; this looks like binary data"
     if any(engine.settings.get("pipeline_enabled") == "false" for engine in report.engines):
         return f"{logs}: no TIMELINE line in it; with pipeline_enabled=false the daemon writes none"
-    return f"{logs}: no TIMELINE line in {plural(report.lines, 'line')}; is this the log of a cuzk daemon?"
+    return f"{logs}: {report.lack}"
 
 
 def run_compare(

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, Protocol
 
 from cuzk_agent.log.envelope import MAX_RECORD_BYTES, Unwrapper
 from cuzk_agent.log.splitter import LineSplitter
+from cuzk_agent.report.words import plural
 
 STDIN: Final = "-"
 _CHUNK_BYTES = 1 << 18
@@ -50,6 +51,17 @@ class Tally:
     """Uncompressed."""
     lines: int = 0
     looks_binary: bool = False
+    looks_prefixed: bool = False
+    """Something is before the word TIMELINE, as syslog and journalctl put it before every line."""
+
+    @property
+    def lack(self) -> str:
+        """What to say if no TIMELINE line was found in it."""
+        if self.looks_binary:
+            return "no TIMELINE line in it; this looks like binary data"
+        if self.looks_prefixed:
+            return "no line begins with TIMELINE, some have it after a prefix; of a journal, take `journalctl -o cat`"
+        return f"no TIMELINE line in {plural(self.lines, 'line')}; is this the log of a cuzk daemon?"
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
@@ -128,6 +140,7 @@ def read_lines(
                 if not tally.bytes:
                     tally.looks_binary = _looks_binary(chunk)
                 tally.bytes += len(chunk)
+                tally.looks_prefixed = tally.looks_prefixed or b": TIMELINE," in chunk
                 lines = splitter.feed(chunk)
                 tally.lines += len(lines)
                 yield lines

@@ -413,7 +413,8 @@ class Report:
     logs: tuple[str, ...]
     bytes: int
     lines: int
-    looks_binary: bool
+    lack: str
+    """What to say if no TIMELINE line is in it."""
     long_gap_ms: int | None
     engines: tuple[EngineReport, ...]
 

@@ -134,7 +134,8 @@ class Recorded:
 
     bytes: int
     lines: int
-    looks_binary: bool
+    lack: str
+    """What to say if no TIMELINE line is in it."""
     engines: int
     units: int
     spans: int
@@ -162,7 +163,7 @@ def record(
     return Recorded(
         tally.bytes,
         tally.lines,
-        tally.looks_binary,
+        tally.lack,
         recorder.engines,
         recorder.units,
         recorder.spans,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from cuzk_agent.report.command import Answer, Ending
 from cuzk_agent.report.inputs import STDIN, InputError, Progress, expand
@@ -31,7 +31,7 @@ from cuzk_agent.report.recorder import (
     record,
 )
 from cuzk_agent.report.waterfall import Waterfall
-from cuzk_agent.report.words import plural, printable
+from cuzk_agent.report.words import printable
 from cuzk_agent.timeline.ledger import Gap
 from cuzk_agent.timeline.state import ProofOutcome, Stage, UnitOutcome
 from cuzk_agent.timeline.units import Job, Unit
@@ -81,9 +81,13 @@ def _write(
     taken = [Path(path) for path in (*paths, *recordings.values()) if path != STDIN]
     title = ", ".join(Path(path).name if path != STDIN else "standard input" for path in paths)
     samples = {gpu: Recording(path) for gpu, path in recordings.items()}
+    forms: tuple[tuple[Path | None, type[ChromeTrace | Waterfall]], ...] = ((trace, ChromeTrace), (html, Waterfall))
+    for path, form in forms:
+        if path is not None:
+            _refuse_another(path, form.BEGINS)
     with ExitStack() as stack:
         writers: list[ChromeTrace | Waterfall] = []
-        for path, form in ((trace, ChromeTrace), (html, Waterfall)):
+        for path, form in forms:
             if path is not None:
                 if any(path.exists() and path.samefile(other) for other in taken if other.exists()):
                     raise OSError(errno.EINVAL, "Is read or written already", str(path))
@@ -101,24 +105,33 @@ def _write(
     return recorded
 
 
+def _refuse_another(path: Path, begins: str) -> None:
+    """A run is drawn again and again: its picture may be overwritten, and nothing else, which may be a log."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(len(begins)) != begins.encode():
+                raise FileExistsError(f"{path}: already there, and not written by trace: it is not overwritten")
+
+
 def _lack(recorded: Recorded) -> str:
     if not recorded.bytes:
         return "empty"
     if recorded.units:
         return "no proving on a GPU in it"
-    if recorded.looks_binary:
-        return "no TIMELINE line in it; this looks like binary data"
-    return f"no TIMELINE line in {plural(recorded.lines, 'line')}; is this the log of a cuzk daemon?"
+    return recorded.lack
 
 
 class ChromeTrace:
     """Writes what a recorder tells. An engine is a process, a lane is a thread."""
 
+    BEGINS: Final = '{"displayTimeUnit":"ms","otherData":'
+    """Every trace begins with this."""
+
     def __init__(self, out: TextIO, title: str) -> None:
         self._out = out
         self._separator = "\n"
         other = json.dumps({"log": printable(title)})
-        out.write(f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[')
+        out.write(f'{self.BEGINS}{other},"traceEvents":[')
         self._pid = 0
         self._base_ms = 0
         self._tracks: dict[str, int] = {}

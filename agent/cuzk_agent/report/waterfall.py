@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from cuzk_agent.report.palette import BUSY, CAUSES, CHIP, FAILED, SYNTH
 from cuzk_agent.report.recorder import (
@@ -67,6 +67,9 @@ def _embedded(row: list[Any]) -> str:
 
 class Waterfall:
     """Writes what a recorder tells. The rows are described where the template reads them."""
+
+    BEGINS: Final = "<!DOCTYPE html>"
+    """Every page begins with this."""
 
     def __init__(self, out: TextIO, title: str) -> None:
         self._out = out

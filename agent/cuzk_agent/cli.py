@@ -217,10 +217,10 @@ def _progress() -> Iterator[ProgressLine]:
 def _style() -> Style:
     from cuzk_agent.report.render import MIN_WIDTH, Style  # noqa: PLC0415  see _serve
 
-    if not sys.stdout.isatty():
-        return Style()
-    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Style(colour, max(MIN_WIDTH, min(shutil.get_terminal_size().columns, 120)))
+    terminal = sys.stdout.isatty()
+    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    columns = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else MIN_WIDTH
+    return Style(colour, max(MIN_WIDTH, columns))
 
 
 def _answer(answer: Answer) -> int:

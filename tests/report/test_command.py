@@ -6,6 +6,7 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -23,6 +24,12 @@ from cuzk_agent.cli import Exit, main
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = Path(__file__).parent / "golden"
 P9, ISOLATED = str(DATA / "seeds/p9-c15.log.xz"), str(DATA / "seeds/isolated3.log")
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the terminal of whoever runs the tests is like."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 def check(name: str, shown: str, request: pytest.FixtureRequest) -> None:
@@ -273,6 +280,66 @@ def shown_on_a_terminal(*arguments: str, **environment: str) -> str:
             shown += part
     os.close(ours)
     return shown.decode()
+
+
+def log_of(jobs: list[str]) -> str:
+    """One span each, with gaps between them."""
+    return "".join(
+        f"TIMELINE,{at},SYNTH_START,{job},kind=porep-c2\nTIMELINE,{at + 100},SYNTH_END,{job},synth_ms=100\n"
+        f"TIMELINE,{at + 100},GPU_PICKUP,{job},worker=0\nTIMELINE,{at + 100},GPU_START,{job},worker=0\n"
+        f"TIMELINE,{at + 900},GPU_END,{job},worker=0,gpu_ms=800\n"
+        for at, job in zip(range(1000, 100_000, 1000), jobs, strict=False)
+    )
+
+
+def told(shown: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """The ids in the table of jobs, and those before and after each gap."""
+    _, _, tables = shown.partition("Jobs (")
+    jobs, _, gaps = tables.partition("\nGaps of")
+    pairs = [line.split()[-2:] for line in gaps.splitlines()[2:]]
+    return [line.split()[0] for line in jobs.splitlines()[2:] if line], [(before, after) for before, after in pairs]
+
+
+LONG = "porep-1000-2026-11-30-sealing-20"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "width", "first"),
+    [
+        ([f"porep-1000-{number}" for number in range(20041, 20061)], 80, ("porep-1000-20041", "porep-100…041")),
+        ([f"{LONG}{number}" for number in range(100, 120)], 80, ("porep-1000-2026-11…-20100", "porep-100…100")),
+        ([f"{LONG}{number}" for number in range(100, 120)], 200, (f"{LONG}100", f"{LONG}100")),
+        # Neither their beginning nor their end tells them apart: it is the line that has to be longer.
+        ([f"{LONG}{number}-{'0' * 20}" for number in range(100, 120)], 80, None),
+    ],
+)
+def test_no_two_jobs_look_the_same(
+    jobs: list[str],
+    width: int,
+    first: tuple[str, str] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "log").write_text(log_of(jobs))
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["analyze", "--jobs", "--gaps", "1ms", str(tmp_path / "log")]) == Exit.STOPPED
+    shown = capsys.readouterr().out
+    names, gaps = told(shown)
+    assert len(set(names)) == len(jobs)
+    assert len({before for before, _ in gaps} | {gaps[-1][1]}) == len(jobs)
+    assert all(after == before for (_, after), (before, _) in itertools.pairwise(gaps))
+    if first is not None:
+        assert (names[0], gaps[0][0]) == first
+        assert max(map(len, shown.splitlines()[1:])) <= width
+
+
+def test_sentences_are_no_wider_than_one_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["analyze", P9]) == Exit.STOPPED
+    assert 100 < max(map(len, capsys.readouterr().out.splitlines())) <= 120
 
 
 def test_colour_is_for_terminals_that_want_it() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -15,6 +16,12 @@ from cuzk_agent.report.words import NONE, duration, number, offset, plural, prin
 from cuzk_agent.timeline.state import Boundary, Cause, LatencyBasis, ProofOutcome, UnitOutcome
 
 MIN_WIDTH = 80
+_READABLE = 120
+"""Sentences are no wider than this; tables are as wide as there is room."""
+_LEAST = 4
+"""No cell is cut to less."""
+_ENDS = (0.25, 0.5, 0.0)
+"""How much of what a cut leaves may be the end, best first: of most ids only the end is their own."""
 _CAUSES = (Cause.STARVED, Cause.BLOCKED, Cause.HANDOFF, Cause.FILL, Cause.NO_WORK, Cause.UNKNOWN)
 
 
@@ -46,7 +53,7 @@ class Table:
 
     def lines(self, style: Style) -> list[str]:
         """Each line without spaces at its end; columns without any content are left out, and those in `left` cut where
-        the table would be too wide."""
+        the table would be too wide, unless two of their cells would then look the same."""
         told = [
             index for index, column in enumerate(zip(*self.rows, strict=True)) if not index or set(column) - {NONE, ""}
         ]
@@ -54,16 +61,16 @@ class Table:
         cells = [[printable(row[index]) for index in told] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         over = sum(widths) + self.gap * (len(widths) - 1) + 2 - style.width
-        while over > 0:
-            widest = max(left, key=lambda column: widths[column])
-            if widths[widest] <= 4:
-                break
-            widths[widest] -= 1
-            over -= 1
+        end = _ENDS[0]
+        if over > 0:
+            texts = {row[column] for row in cells for column in left}
+            heads = {column: len(cells[0][column]) for column in left}
+            tried = ((*_narrowed(widths, heads, _least_width(texts, end), over), end) for end in _ENDS)
+            over, widths, end = min(tried, key=lambda each: each[0])
         lines = []
         for index, row in enumerate(cells):
             shown = [
-                _cut(cell, width).ljust(width) if column in left else cell.rjust(width)
+                _cut(cell, width, end).ljust(width) if column in left else cell.rjust(width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             line = "  " + (" " * self.gap).join(shown).rstrip()
@@ -71,8 +78,33 @@ class Table:
         return lines
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _narrowed(widths: Sequence[int], heads: Mapping[int, int], least: int, over: int) -> tuple[int, list[int]]:
+    """The widths less what is `over`, or less as much of it as can be, and how much is left: the columns in `heads`
+    become no narrower than these and `least`."""
+    widths = list(widths)
+    while over > 0:
+        widest = max(heads, key=lambda column: widths[column])
+        if widths[widest] <= max(least, heads[widest]):
+            break
+        widths[widest] -= 1
+        over -= 1
+    return over, widths
+
+
+def _cut(text: str, width: int, end: float) -> str:
+    if len(text) <= width:
+        return text
+    after = int((width - 1) * end)
+    return f"{text[: width - 1 - after]}…{text[len(text) - after :]}"
+
+
+def _least_width(texts: set[str], end: float) -> int:
+    """To which all can be cut, and no two look the same."""
+    widths = range(_LEAST, max(map(len, texts), default=0))
+    cut_to = bisect.bisect_left(
+        widths, True, key=lambda width: len({_cut(text, width, end) for text in texts}) == len(texts)
+    )
+    return _LEAST + cut_to
 
 
 def text(report: Report, *, jobs: bool = False, gaps: bool = False, style: Style | None = None) -> str:
@@ -115,7 +147,8 @@ def _engine(engine: EngineReport, index: int, count: int, style: Style) -> list[
 
 
 def _wrapped(text: str, style: Style) -> list[str]:
-    return textwrap.wrap(text, style.width - 2, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    width = min(style.width, _READABLE) - 2
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _notes(engine: EngineReport) -> str:
@@ -334,7 +367,7 @@ def _jobs(engine: EngineReport) -> Table:
     for job in engine.jobs:
         table.rows.append(
             (
-                _name(job.job_id) + (f" ({job.incarnation + 1})" if job.incarnation else ""),
+                job.job_id + (f" ({job.incarnation + 1})" if job.incarnation else ""),
                 _number(job.synth_start_ms),
                 _number(job.synth_end_ms),
                 _number(_between(job.synth_start_ms, job.synth_end_ms)),
@@ -362,14 +395,6 @@ def _between(start_ms: int | None, end_ms: int | None) -> int | None:
     return None if start_ms is None or end_ms is None else end_ms - start_ms
 
 
-def _name(job_id: str) -> str:
-    """A UUID by its beginning, as people call it."""
-    parts = job_id.split("-")
-    if [len(part) for part in parts] == [8, 4, 4, 4, 12]:
-        return parts[0] + "…"
-    return job_id
-
-
 def _long_gaps(engine: EngineReport, style: Style) -> list[str]:
     table = Table(("at", "GPU", "gap", "cause", "boundary", "job before", "job after"), left=frozenset({3, 4, 5, 6}))
     for name, gap in _gaps_in_order(engine):
@@ -380,8 +405,8 @@ def _long_gaps(engine: EngineReport, style: Style) -> list[str]:
                 duration(gap.duration_ms),
                 gap.cause.value,
                 gap.boundary.value,
-                _name(gap.job_before),
-                _name(gap.job_after) if gap.boundary is Boundary.CROSS_JOB else "the same",
+                gap.job_before,
+                gap.job_after if gap.boundary is Boundary.CROSS_JOB else "the same",
             )
         )
     return table.lines(style) if table.rows else ["  none"]

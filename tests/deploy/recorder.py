@@ -8,7 +8,7 @@ scraped. Hours take seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -29,8 +29,7 @@ from cuzk_agent.timeline.pipeline import Arrival, Pipeline
 SOURCE = "cuzk"
 CYCLE_S = 4.0
 """How often the GPUs are sampled: half as often as by an agent, of which energy alone would suffer."""
-TARGET: Mapping[str, str] = {"job": "cuzk", "instance": "prover-1:9822"}
-"""What Prometheus adds to every series of the agent."""
+INSTANCE = "prover-1:9822"
 
 
 class Agent:
@@ -106,6 +105,8 @@ class Recorder:
     reachable: bool = True
     """The agent is, for Prometheus."""
     agent: Agent | None = None
+    job: str = "cuzk"
+    """The name under which Prometheus scrapes it."""
 
     def __post_init__(self) -> None:
         self.log = self.directory / "cuzk.log"
@@ -164,21 +165,19 @@ class Recorder:
         self.clock.advance(self.step_s)
 
     def _scrape(self) -> dict[str, float]:
-        up = {_series("up", ""): 0.0}
+        up = {self._series("up", ""): 0.0}
         if self.agent is None or not self.reachable:
             return up
-        up[_series("up", "")] = 1.0
+        up[self._series("up", "")] = 1.0
         for line in self.agent.page().splitlines():
             name = line[: min(line.find("{") % 1000, line.find(" "))]
             if name in self.names:
                 series, value = line.rsplit(" ", 1)
-                up[_series(name, series[len(name) :].strip("{}"))] = float(value)
+                up[self._series(name, series[len(name) :].strip("{}"))] = float(value)
         return up
 
-
-def _series(name: str, labels: str) -> str:
-    target = ",".join(f'{label}="{value}"' for label, value in TARGET.items())
-    return f"{name}{{{target}{',' if labels else ''}{labels}}}"
+    def _series(self, name: str, labels: str) -> str:
+        return f'{name}{{job="{self.job}",instance="{INSTANCE}"{"," if labels else ""}{labels}}}'
 
 
 def input_series(scrapes: list[dict[str, float] | None]) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ WELL = prover(
     Request(100_000, WINDOW, priority=Priority.HIGH),
     pause_s=20,
 )
+IN_A_POST = prover(CALM, Request(60_000, replace(WINDOW, synth_ms=480_000), priority=Priority.HIGH))
+"""It is at work on one from the second minute to the tenth."""
 
 
 def has_no_work(recorder: Recorder) -> None:
@@ -249,6 +252,76 @@ def has_no_agent(recorder: Recorder) -> None:
     recorder.wait(15 * MINUTE_S)
 
 
+def dies_with_its_machine_in_a_post(recorder: Recorder) -> None:
+    recorder.play(IN_A_POST, 5 * MINUTE_S)
+    recorder.reachable = False
+    recorder.wait(15 * MINUTE_S)
+
+
+def has_its_agent_restarted_in_a_post(recorder: Recorder) -> None:
+    def restart() -> None:
+        if recorder.now_s == 5 * MINUTE_S:
+            recorder.stop_agent()
+        if recorder.now_s == 7.5 * MINUTE_S:
+            recorder.start_agent()
+
+    recorder.at_step = restart
+    recorder.play(IN_A_POST, 9 * MINUTE_S)
+
+
+def is_scraped_under_another_name(recorder: Recorder) -> None:
+    recorder.job = "cuzk-agent"
+    recorder.start_agent()
+    recorder.wait(30 * MINUTE_S)
+
+
+def chatters(recorder: Recorder, minutes: float, message: str = "cuzk_server::service: status asked for") -> None:
+    """The log gets a line every ten seconds, and nothing happens."""
+    for _ in range(int(minutes * 6)):
+        write(recorder, message)
+        recorder.wait(10)
+
+
+def write(recorder: Recorder, message: str) -> None:
+    time = datetime.fromtimestamp(recorder.clock.unix_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    with recorder.log.open("a", encoding="utf-8") as log:
+        log.write(f"{time}  INFO {message}\n")
+
+
+def is_not_what_is_followed(recorder: Recorder) -> None:
+    recorder.start_agent()
+    chatters(recorder, 60, "web::server: GET /")
+
+
+def is_shut_down_and_lives_on(recorder: Recorder) -> None:
+    recorder.play(WELL, 10 * MINUTE_S)
+    chatters(recorder, 110)
+
+
+def does_not_get_through_its_start(recorder: Recorder) -> None:
+    recorder.start_agent()
+    chatters(recorder, 60, "cuzk_daemon: cuzk-daemon starting")
+
+
+def has_a_wordy_log_and_no_work(recorder: Recorder) -> None:
+    def chat() -> None:
+        if recorder.now_s % 10 == 0:
+            write(recorder, "cuzk_server::service: status asked for")
+        if recorder.now_s == 50 * MINUTE_S:
+            recorder.stop_agent()
+            recorder.start_agent()
+
+    recorder.at_step = chat
+    recorder.play(replace(IDLE, setting=CALM), 100 * MINUTE_S)
+
+
+def was_shut_down_for_long(recorder: Recorder) -> None:
+    recorder.play(WELL, 10 * MINUTE_S)
+    recorder.wait(100 * MINUTE_S)
+    chatters(recorder, 25)
+    recorder.play(WELL, 30 * MINUTE_S)
+
+
 def has_no_log(recorder: Recorder) -> None:
     recorder.start_agent()
     recorder.wait(5 * MINUTE_S)
@@ -309,6 +382,9 @@ QUIET: tuple[Story, ...] = (
     is_not_scraped_for_a_while,
     was_captured_at_work,
     has_an_agent_that_failed_to_write_its_state_once,
+    has_its_agent_restarted_in_a_post,
+    has_a_wordy_log_and_no_work,
+    was_shut_down_for_long,
 )
 
 LOUD: dict[Story, set[str]] = {
@@ -338,6 +414,11 @@ LOUD: dict[Story, set[str]] = {
     gets_hot: {"CuzkGpuThrottled"},
     has_no_samples_at_times: {"CuzkCoverageLow"},
     has_no_agent: {"CuzkAgentDown"},
+    dies_with_its_machine_in_a_post: {"CuzkPostUnwatched", "CuzkAgentDown"},
+    is_scraped_under_another_name: {"CuzkNoTargets"},
+    is_not_what_is_followed: {"CuzkNoEngine"},
+    is_shut_down_and_lives_on: {"CuzkNoEngine"},
+    does_not_get_through_its_start: {"CuzkNoEngine"},
     has_no_log: {"CuzkSourceDown"},
     has_an_agent_that_cannot_write_its_state: {"CuzkAgentFaulty"},
     has_an_agent_that_shows_a_part_only: {"CuzkAgentFaulty"},
@@ -369,6 +450,7 @@ def check(recorder: Recorder, expected: set[str], *, last_s: float | None = None
         found = re.fullmatch(r'description="(.*)", runbook_url="docs/runbooks/\w+\.md", summary="(.+)"', text)
         assert found, text
         assert re.search("[0-9]", found[1]), text
+        assert not re.search(r"(?<!GPU )\b1 [a-z]+s\b", found[1]), text
         assert not re.search(r"no value|%!|NaN|Inf|<error|(^|[^.])  | $", found[1] + found[2]), text
 
 

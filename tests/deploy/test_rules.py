@@ -24,10 +24,21 @@ DEPLOY = ROOT / "deploy" / "prometheus"
 RUNBOOKS = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
 GOLDEN = ROOT / "tests" / "golden" / "metrics.txt"
 ALERTS = ROOT / "docs" / "alerts.md"
+PANELS = {
+    board["title"].removeprefix("cuzk / "): {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
+    for board in (
+        json.loads(file.read_text(encoding="utf-8")) for file in (ROOT / "grafana" / "dashboards").glob("*.json")
+    )
+}
+"""By board."""
 SECTIONS = ["What it means", "What to look at", "What to do"]
 NAME = re.compile(r"\b(?:[a-z_]+:)?cuzk_[a-z_]+[a-z](?::\w+)?\b")
 NO_METRICS = {"cuzk_agent"}
 """What looks like a metric and is none."""
+
+
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 class Prometheus:
@@ -107,10 +118,6 @@ def golden() -> dict[str, dict[str, set[str]]]:
         for label, value in re.findall(r'(\w+)="([^"]*)"', of_series):
             of_metric.setdefault(label, set()).add(value)
     return labels
-
-
-def text_of(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
 
 
 # --- the rules
@@ -202,8 +209,20 @@ def test_a_runbook_can_be_followed(runbook: Path, seen: Seen) -> None:
     # `kind="…"` and the like go with the metric that was named before.
     for query in re.findall(r"`([^`]*cuzk_[^`]*)`", text):
         seen.prometheus.ask("query", query=query)
+        # An alert is of one prover: a sum over the fleet misleads.
+        sums = re.findall(r"\b(?:sum|max|min|count|topk|quantile)\b(?: by)? ?\([^)]*\)?", query)
+        assert all("instance" in by for by in sums), query
     histograms = {name.removesuffix("_count") for name in seen.labels if name.endswith("_count")}
     assert set(NAME.findall(text)) - NO_METRICS <= seen.labels.keys() | seen.records.keys() | histograms
+
+
+@pytest.mark.parametrize("runbook", RUNBOOKS, ids=lambda path: path.stem)
+def test_a_runbook_says_first_which_panels_show_it(runbook: Path) -> None:
+    (first,) = re.findall(r"^## What to look at\n\n- (Board .*(?:\n  .*)*)$", text_of(runbook), re.MULTILINE)
+    named = re.findall(r'[Bb]oard ([A-Z][\w ]*): ("[^"]+"(?:, "[^"]+")*)', first)
+    assert len(named) == first.lower().count("board ")
+    for board, panels in named:
+        assert set(re.findall('"([^"]+)"', panels)) <= PANELS[board], runbook.stem
 
 
 def test_the_list_of_alerts_is_that_of_the_rules(seen: Seen) -> None:

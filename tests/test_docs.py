@@ -15,11 +15,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cuzk_agent import app, cli, config
 from cuzk_agent.config import DEFAULT_LISTEN, Config, SourceConfig, load
+from cuzk_agent.report.compare import FIGURES
 from cuzk_agent.timeline.state import Cause, Stage, UnitOutcome
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 METRICS = ROOT / "docs" / "metrics.md"
+ANALYZE = ROOT / "docs" / "analyze.md"
 DOCUMENTS = [README, METRICS, ROOT / "CHANGELOG.md"]
 NAME = re.compile(r"\bcuzk_[a-z_]+[a-z]\b")
 
@@ -169,6 +171,12 @@ def test_the_commands_can_be_typed() -> None:
     (commands,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
     options = {option for command in commands.choices.values() for option in command._option_string_actions}
     assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) <= options
+
+
+def test_the_figures_of_conditions_are_all_there_are() -> None:
+    rows = table(ANALYZE, "logged_utilization")
+    assert [(name, unit) for name, unit, _ in rows] == [(figure.name, figure.unit.value) for figure in FIGURES]
+    assert all(about for *_, about in rows)
 
 
 def test_the_make_targets_exist() -> None:

@@ -452,6 +452,34 @@ def test_compare_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {figure["chance"] for figure in same["figures"].values()} == {"noise", "not_told"}
 
 
+def row_of(shown: str, figure: str) -> str:
+    (row,) = (line for line in shown.splitlines() if line.startswith(f"  {figure} "))
+    return " ".join(row.split())
+
+
+def test_a_change_and_its_range_are_in_the_same_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", *(str(DATA / f"daemon/{name}.log.xz") for name in ("two-gpus-mixed", "nocolour"))]
+    main(arguments)
+    shown = capsys.readouterr().out
+    main([*arguments, "--json"])
+    figures = json.loads(capsys.readouterr().out)["new"][0]["figures"]
+    for name in ("logged_utilization", "proof_mean_s", "gpu_seconds_per_proof"):
+        low, high = (end / figures[name]["base"] for end in figures[name]["interval"])
+        assert low < figures[name]["change"] < high
+        assert f" {figures[name]['change']:+.1%} {low:+.1%} to {high:+.1%} " in row_of(shown, name)
+
+
+def test_how_often_nothing_goes_into_nothing_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = log_of([f"porep-{number}" for number in range(20)])
+    base, new = tmp_path / "base", tmp_path / "new"
+    once = log.replace("TIMELINE,2100,GPU_START", "TIMELINE,2101,GPU_START")
+    base.write_text(once)
+    new.write_text(once.replace("TIMELINE,3100,GPU_START", "TIMELINE,3102,GPU_START"))
+    # A condition on it is none the less told.
+    assert main(["compare", str(base), str(new), "--fail-if", "change.handoff_mean_s>100%"]) == Exit.CONDITION
+    assert row_of(capsys.readouterr().out, "handoff_mean_s") == "handoff_mean_s 0 ms 0 ms – –"
+
+
 def test_an_interrupted_report_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

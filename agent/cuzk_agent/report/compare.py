@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Any, NamedTuple
 
 from cuzk_agent.report.model import EngineReport, JobRow, Report, Values, working
@@ -26,10 +26,10 @@ _MIX = 0.05
 class Unit(Enum):
     """How a figure is to be read."""
 
-    RATIO = auto()
-    SECONDS = auto()
-    PER_HOUR = auto()
-    COUNT = auto()
+    RATIO = "ratio"
+    SECONDS = "s"
+    PER_HOUR = "1/h"
+    COUNT = "count"
 
 
 class _Proof(NamedTuple):
@@ -220,6 +220,14 @@ class Compared:
         if self.base == self.new:
             return 0.0
         return (self.new - self.base) / self.base if self.base else None
+
+    @property
+    def change_interval(self) -> tuple[float, float] | None:
+        """The interval relative to the base, as the change is."""
+        if self.interval is None or not self.base:
+            return None
+        low, high = self.interval
+        return low / self.base, high / self.base
 
     @property
     def better(self) -> bool | None:

@@ -295,16 +295,11 @@ def _comparison(comparison: Comparison) -> Table:
         if not compared.base and not compared.new:
             continue
         unit = compared.figure.unit
-        table.rows.append(
-            (
-                compared.figure.name,
-                _figure(compared.base, unit),
-                _figure(compared.new, unit),
-                _change(compared.change),
-                _interval(compared.interval, unit),
-                _so(compared),
-            )
-        )
+        base, new = _figure(compared.base, unit), _figure(compared.new, unit)
+        # How often next to nothing goes into next to nothing says nothing.
+        told = {base, new} != {_figure(0.0, unit)}
+        change, interval = (compared.change, compared.change_interval) if told else (None, None)
+        table.rows.append((compared.figure.name, base, new, _change(change), _interval(interval), _so(compared)))
     return table
 
 
@@ -328,14 +323,8 @@ def _change(change: float | None) -> str:
     return f"{change:+.1%}" if change < 9.995 else f"× {change + 1:,.0f}"
 
 
-def _interval(interval: tuple[float, float] | None, unit: Unit) -> str:
-    if interval is None:
-        return NONE
-    low, high = interval
-    if unit is Unit.RATIO:
-        return f"{low * 100:+.1f} to {high * 100:+.1f} pts"
-    digits = 3 if max(abs(low), abs(high)) < 1 else 2
-    return f"{low:+.{digits}f} to {high:+.{digits}f} s"
+def _interval(interval: tuple[float, float] | None) -> str:
+    return NONE if interval is None else f"{_change(interval[0])} to {_change(interval[1])}"
 
 
 def _so(compared: Compared) -> str:

@@ -135,6 +135,14 @@ def test_a_container_tells_when_its_lines_were_written(world: World) -> None:
     assert shown["cuzk_gpu_idle_seconds_total", "a"] == pytest.approx(3600 + 1 - 2 - 1 - 2, abs=0.1)
 
 
+def test_a_prover_that_hangs_is_told_on_the_page(world: World) -> None:
+    world.paths["a"].write_text("TIMELINE,1000,GPU_START,porep-1,worker=0,partition=0\n")
+    world.turn()
+    assert dict(world.agent._facts())["source a"] == "following; engine running, 1 units in flight"
+    world.turn(120)
+    assert dict(world.agent._facts())["source a"] == "following; engine running, 1 units in flight, silent for 120 s"
+
+
 def test_time_goes_on_while_nothing_is_written(world: World) -> None:
     world.paths["a"].write_bytes(b"")
     world.turn()

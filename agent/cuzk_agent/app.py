@@ -40,7 +40,7 @@ from cuzk_agent.timeline.engine import Limits
 from cuzk_agent.timeline.facts import Fact
 from cuzk_agent.timeline.pipeline import Arrival, Pipeline
 from cuzk_agent.timeline.saved import Saver, load
-from cuzk_agent.timeline.state import GpuState
+from cuzk_agent.timeline.state import GpuState, TimelineState
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ KEEP_WAIT_S = 2.0
 """An answer waits for so long for its state to be kept; then it is of the last one that was."""
 LIVE_S = 0.75
 """What came since a look that was no longer ago than this has just been written."""
+SILENT_S = 60.0
+"""A prover with work in flight that has said nothing for longer is worth a word."""
 STUCK_S = 30.0
 """The thread that follows the logs is taken for stuck when it has published nothing for so long."""
 
@@ -227,6 +229,8 @@ class Agent:
         self._configs: dict[str, SourceConfig] = {}
         for source in found:
             self._add(source)
+        for path in self._unmatched():
+            logger.warning("%s: no file matches yet", path)
         self._look_at_s = clock.monotonic_s() + LOOK_S
         self._ended = threading.Event()
         self._on_failure = on_failure
@@ -373,10 +377,15 @@ class Agent:
         published = self._published
         if published is None:
             return ["starting"]
-        reasons = list(_reasons_unready(published.state))
+        reasons = [*_reasons_unready(published.state), *(f"{path}: no file matches" for path in self._unmatched())]
         if self._keeper is not None and self._keeper.keeping.fault:
             reasons.append(f"the state can't be written: {self._keeper.keeping.fault}")
         return reasons
+
+    def _unmatched(self) -> list[Path]:
+        """Patterns for which no file has come yet."""
+        matched = {source.pattern for source in self._configs.values()}
+        return [source.path for source in self._patterns if source.path not in matched]
 
     def _state_fact(self) -> str:
         if self._keeper is None:
@@ -393,10 +402,9 @@ class Agent:
             return [("state", "starting")]
         facts = [("version", published.state.version)]
         for name, view in published.state.sources.items():
-            in_flight = sum(view.timeline.in_flight.values())
-            engine = f"engine running, {in_flight} units in flight" if view.timeline.engine_running else "no engine"
-            facts.append((f"source {name}", f"{view.read.state}{_detail(view.read)}; {engine}"))
+            facts.append((f"source {name}", f"{_reading(view)}; {_engine(view.timeline)}"))
             facts.extend((f"{name}, GPU {gpu}", _time_of(state)) for gpu, state in view.timeline.gpus.items())
+        facts.extend((f"source {path}", "no file matches") for path in self._unmatched())
         facts.append(("state", self._state_fact()))
         nvml = self._gpus.seen()
         facts.append(("NVML", f"{nvml.state}{f' ({nvml.detail})' if nvml.detail else ''}"))
@@ -518,10 +526,24 @@ def _is_replaying(view: SourceView) -> bool:
 
 def _reasons_unready(state: AgentState) -> Iterator[str]:
     for name, view in state.sources.items():
-        if view.read.state is not FollowState.FOLLOWING:
-            yield f"source {name}: {view.read.state}{_detail(view.read)}"
-        elif not view.read.caught_up:
-            yield f"source {name}: reading its backlog, {view.read.lag_bytes} bytes to go"
+        if view.read.state is not FollowState.FOLLOWING or not view.read.caught_up:
+            yield f"source {name}: {_reading(view)}"
+
+
+def _reading(view: SourceView) -> str:
+    """How a source is doing, for a person."""
+    if _is_replaying(view):
+        left = "" if view.read.lag_bytes is None else f", {view.read.lag_bytes} bytes to go"
+        return f"reading its backlog{left}"
+    return f"{view.read.state}{_detail(view.read)}"
+
+
+def _engine(timeline: TimelineState) -> str:
+    """What the daemon does, for a person."""
+    if not timeline.engine_running:
+        return "no engine"
+    silent = f", silent for {timeline.stalled_seconds:.0f} s" if timeline.stalled_seconds >= SILENT_S else ""
+    return f"engine running, {sum(timeline.in_flight.values())} units in flight{silent}"
 
 
 def _detail(read: ReadStats) -> str:

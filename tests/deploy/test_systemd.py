@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -98,7 +99,8 @@ def test_it_follows_the_journal_and_keeps_what_it_knows(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     shutil.copy(STANDIN, tmp_path / "standin.py")
-    (tmp_path / "journal").touch()
+    entry = {"__CURSOR": "i=1", "_SYSTEMD_UNIT": "cuzk.service", "_PID": "100", "MESSAGE": "it begins"}
+    (tmp_path / "journal").write_text(json.dumps(entry) + "\n", encoding="utf-8")
     journalctl = tmp_path / "journalctl"
     journalctl.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/standin.py "$@"\n', encoding="utf-8")
     journalctl.chmod(0o755)

@@ -368,8 +368,10 @@ def test_a_unit_in_the_journal(tmp_path: Path) -> None:
     state = tmp_path / "agent.state"
     command = ("run", "--journal", "p=cuzk", "--from", "start", "--state", str(state))
     with Agent(*command, environ=journal.environ) as agent:
-        agent.wait_ready()
+        agent.wait_for(lambda page: page.by("state", "cuzk_agent_source_state")["missing"] == 1, "an empty journal")
+        assert b"cuzk.service has no entry in the journal yet" in agent.get("/-/ready")[2]
         journal.start_engine()
+        agent.wait_ready()
         journal.event(5, "GPU_START", "worker=0,partition=0")
         agent.wait_for(lambda page: page.has("cuzk_gpu_spans_total") and events(page) == 1, "its span")
         assert agent.page().by("envelope", "cuzk_agent_source_info") == {"journal": 1}
@@ -455,9 +457,11 @@ def test_a_container(world: World, kind: str) -> None:
 
 
 def test_files_that_match_a_pattern(world: World) -> None:
-    first = world.writer(path=world.directory / "cuzk-1.log")
-    first.write()
-    with world.agent("--log", str(world.directory / "cuzk-*.log")) as agent:
+    pattern = str(world.directory / "cuzk-*.log")
+    with world.agent("--log", pattern) as agent:
+        wait_until(lambda: agent.get("/-/ready")[2] == f"{pattern}: no file matches\n".encode(), "the reason")
+        first = world.writer(path=world.directory / "cuzk-1.log")
+        first.write()
         agent.wait_ready()
         second = world.writer(path=world.directory / "cuzk-2.log")
         second.write(7)

@@ -70,7 +70,10 @@ class Journal:
             warm_up_lines=warm_up_lines,
             command=self.command,
         )
-        self.read_until(lambda: self.followed.stats().caught_up)
+        self.read_until(lambda: self.followed.stats().caught_up or self.is_missing())
+
+    def is_missing(self) -> bool:
+        return self.followed.stats().state is FollowState.MISSING
 
     @property
     def followed(self) -> JournalFollower:
@@ -141,9 +144,14 @@ def test_from_the_end(journal: Journal) -> None:
 
 def test_from_the_end_of_nothing(journal: Journal) -> None:
     journal.start(end=True)
+    assert journal.is_missing()
+    # There may be no such unit.
+    assert journal.followed.stats().detail == f"{UNIT} has no entry in the journal yet"
     journal.add("new")
     journal.read_lines(1)
     assert journal.runs()[1] == ["--follow", "--no-tail"]
+    stats = journal.followed.stats()
+    assert (stats.state, stats.detail, stats.restarts) == (FollowState.FOLLOWING, "", 0)
 
 
 def test_read_back_to_warm_up(journal: Journal) -> None:

@@ -205,8 +205,12 @@ def find(mark: FileMark, path: Path, held: set[FileIdentity], now_s: float) -> H
 def _may_be_another(handle: Handle, mark: FileMark, held: set[FileIdentity]) -> bool:
     """Of a file that was empty nothing is known but its inode, and that may be another's by now. Then there are some
     that came before this one and after that."""
+    if mark.head.size:
+        return False
+    if handle.is_packed:
+        return True
     try:
-        if mark.head.size or handle.about().st_mtime_ns == mark.mtime_ns:
+        if handle.about().st_mtime_ns == mark.mtime_ns:
             return False
     except OSError:
         return True

@@ -350,6 +350,9 @@ class JournalFollower:
         self._from_end = False
         self._follows = True
         self._state, self._detail = FollowState.FOLLOWING, ""
+        if not self._cursor:
+            # Its name may be wrong.
+            self._state, self._detail = FollowState.MISSING, f"{self._unit} has no entry in the journal yet"
         self._start(now_s)
 
     def _fail(self, now_s: float, detail: str) -> None:
@@ -377,7 +380,7 @@ class JournalFollower:
                 self._expected = ""
                 return
             self._gone()
-        self._cursor = one.cursor
+        self._come_to(one.cursor)
         self._totals.lost_lines += one.dropped
         if one.is_end:
             self._ended_at_s = now_s
@@ -394,6 +397,11 @@ class JournalFollower:
             self._pending = (self._pending + last)[: DEFAULT_MAX_LINE_BYTES + 1]
         elif one.lines:
             self._end_line(last, one.unix_s, out)
+
+    def _come_to(self, cursor: str) -> None:
+        self._cursor = cursor
+        if self._state is FollowState.MISSING:
+            self._state, self._detail = FollowState.FOLLOWING, ""
 
     def _is_new(self, process: tuple[str, str, str]) -> bool:
         """Whether it has taken the place of one of the same program: helpers of another may come and go beside it."""

@@ -151,6 +151,17 @@ def test_something_else_in_its_place(path: Path, make: object, caplog: pytest.Lo
     assert "can't be used: " in caplog.text
 
 
+def test_what_is_no_file_is_not_replaced(path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    file = StateFile(path)
+    assert file.load() is None
+    with pytest.raises(OSError, match="it is no regular file"):
+        file.write(b"content", sync=False)
+    assert path.is_fifo()
+    file.close()
+
+
 def test_a_link_is_not_followed_in_writing(path: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")

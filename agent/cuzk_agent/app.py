@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -223,7 +224,9 @@ class Agent:
         )
         file = None if config.state is None else StateFile(config.state)
         self._keeper = None if file is None else Keeper[AgentState](file, clock, self.fail)
-        self._memories, self._recall = _remembered(file, clock, [key_of(source) for source in found])
+        self._memories, self._recall = _remembered(
+            file, clock, [key_of(source) for source in found], [source.path for source in self._patterns]
+        )
         self._waker = Waker((), clock.monotonic_s)
         self._sources: list[_Source] = []
         self._configs: dict[str, SourceConfig] = {}
@@ -246,13 +249,15 @@ class Agent:
             on_failure=lambda _: self.fail(),
         )
 
-    def _add(self, source: SourceConfig) -> None:
-        memory = self._memories.get(key_of(source))
+    def _add(self, source: SourceConfig, *, is_new: bool = False) -> None:
+        """One that is new is read from its start."""
+        memory = self._memories.pop(key_of(source), None)
+        config = replace(self._config, start="start") if is_new else self._config
         self._configs[source.name] = source
         if not source.unit and not source.is_stdin:
             self._waker.add(source.path)
         self._sources.append(
-            _Source(source, self._config, self._clock, self._gpus.fact, memory, self._recall, self._waker.wake)
+            _Source(source, config, self._clock, self._gpus.fact, memory, self._recall, self._waker.wake)
         )
 
     @property
@@ -318,7 +323,7 @@ class Agent:
         for source in _matching(self._patterns, self._configs):
             logger.info("source %s: %s has come", source.name, source.path)
             self._environments[source.name] = _environment(source)
-            self._add(source)
+            self._add(source, is_new=True)
 
     def _watch_gpus(self) -> None:
         try:
@@ -333,7 +338,9 @@ class Agent:
 
     def _memory(self, taken: Moment, *, at_end: bool = False) -> Memory:
         found = {source.key: source.memory() for source in self._sources}
-        return Memory(taken, at_end, {key: memory for key, memory in found.items() if memory is not None})
+        kept = {key: memory for key, memory in found.items() if memory is not None}
+        # A file that a pattern stands for may come back.
+        return Memory(taken, at_end, {**self._memories, **kept})
 
     def _publish(self, after_s: float = PUBLISH_S) -> _Published:
         now_s = self._clock.monotonic_s()
@@ -472,14 +479,16 @@ class Recall:
 
 
 def _remembered(
-    file: StateFile | None, clock: Clock, keys: Sequence[str]
-) -> tuple[Mapping[str, SourceMemory], Recall | None]:
-    """What is known of these sources from before."""
+    file: StateFile | None, clock: Clock, keys: Sequence[str], patterns: Sequence[Path] = ()
+) -> tuple[dict[str, SourceMemory], Recall | None]:
+    """What is known of these sources from before, and of files that patterns stand for though they aren't there."""
     memory = None if file is None else file.load()
     if file is None or memory is None:
         return {}, None
-    others = sorted(memory.sources.keys() - set(keys))
-    if memory.sources and not memory.sources.keys() & set(keys):
+    globs = [key_of(SourceConfig("", path)) for path in patterns]
+    known = {key for key in memory.sources if key in keys or any(fnmatch(key, glob) for glob in globs)}
+    others = sorted(memory.sources.keys() - known)
+    if memory.sources and not known:
         file.set_aside("foreign", f"it is of other logs ({', '.join(others)})")
         return {}, None
     if others:
@@ -490,7 +499,8 @@ def _remembered(
         # Its last seconds may have been shown and not have come to the disk: to show less now would be taken for a
         # restart at 0, and everything counted twice.
         logger.warning("the machine went down under the last agent: counters begin anew, where it had read to")
-    return memory.sources, recall
+    # One that isn't there now is kept as it is, which holds as long as the clock does.
+    return {key: memory.sources[key] for key in known if key in keys or same_boot}, recall
 
 
 def _caught_up(state: AgentState) -> AgentState:

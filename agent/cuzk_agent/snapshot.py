@@ -208,6 +208,11 @@ class StateFile:
             with contextlib.suppress(FileNotFoundError):
                 _read(self.path)
                 self.set_aside("foreign", "another agent wrote it meanwhile")
+        with contextlib.suppress(FileNotFoundError):
+            # A device or a pipe would be replaced as well; a directory is not.
+            mode = self.path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise OSError(errno.EINVAL, "it is no regular file")
         temporary = self.path.with_name(self.path.name + ".new")
         # Not what a link of that name points to, nor readable by others: it names jobs.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -473,5 +473,25 @@ def test_files_that_match_a_pattern(world: World) -> None:
         agent.wait_for(lambda page: page.by("source", EVENTS) == {"cuzk-1": 20, "cuzk-2": 7}, "the new file")
         agent.stop(signal.SIGKILL)
     second.write()
-    with world.agent("--log", str(world.directory / "cuzk-*.log")) as agent:
+    with world.agent("--log", pattern) as agent:
         agent.wait_for(lambda page: page.by("source", EVENTS) == {"cuzk-1": 20, "cuzk-2": 17}, "both")
+        assert agent.stop() == 0
+    # One that isn't there for a while is not forgotten.
+    second.path.rename(second.path.with_name("cuzk-2.log.1"))
+    with world.agent("--log", pattern) as agent:
+        agent.wait_for(lambda page: page.by("source", EVENTS) == {"cuzk-1": 20}, "the one that is there")
+        assert agent.stop() == 0
+    second.reopen()
+    second.write()
+    with world.agent("--log", pattern) as agent:
+        agent.wait_for(lambda page: page.by("source", EVENTS) == {"cuzk-1": 20, "cuzk-2": 27}, "both")
+        assert agent.complaints() == []
+
+
+def test_what_comes_later_is_new(world: World) -> None:
+    world.writer(path=world.directory / "cuzk-1.log").write()
+    command = ("run", "--log", str(world.directory / "cuzk-*.log"), "--state", str(world.state))
+    with Agent(*command) as agent:
+        agent.wait_ready()
+        world.writer(path=world.directory / "cuzk-2.log").write(7)
+        agent.wait_for(lambda page: page.by("source", EVENTS) == {"cuzk-2": 7}, "the new one")

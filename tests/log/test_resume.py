@@ -15,9 +15,10 @@ from typing import Self
 import pytest
 import zstandard
 
+from cuzk_agent.log import held
 from cuzk_agent.log.files import FileFollower
 from cuzk_agent.log.position import FilePosition, from_json, to_json
-from cuzk_agent.log.siblings import is_rotated
+from cuzk_agent.log.siblings import Handle, is_rotated, open_handle
 
 
 class World:
@@ -407,6 +408,43 @@ def test_the_inode_of_an_empty_file_that_is_used_again(world: World, read_before
     world.start()
     world.write(1)
     world.check()
+
+
+def test_a_copy_that_is_packed_while_it_is_looked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(20)
+    world.start()
+    world.read(400)
+    world.copytruncate()
+    copy = world.path.with_name("cuzk.log.1")
+    packed = world.path.with_name("cuzk.log.1.gz")
+
+    def pack_then_open(path: Path) -> Handle:
+        if not packed.exists():
+            packed.write_bytes(gzip.compress(copy.read_bytes()))
+            copy.unlink()
+        return open_handle(path)
+
+    monkeypatch.setattr(held, "open_handle", pack_then_open)
+    world.write()
+    world.check()
+
+
+def test_a_copy_that_begins_with_a_hole_is_no_new_file_when_it_is_packed(world: World) -> None:
+    world.put(bytes(1000))
+    world.write(5)
+    world.start()
+    world.read()
+    world.copytruncate()
+    world.read()
+    world.rotate(pack=gzip.compress, suffix=".gz")
+    old = world.path.with_name("cuzk.log.2")
+    packed = old.with_name("cuzk.log.2.gz")
+    packed.write_bytes(gzip.compress(old.read_bytes()))
+    old.unlink()
+    world.write()
+    world.read()
+    lines = [line for line in world.lines if line]
+    assert lines == world.written
 
 
 def test_copied_truncated_and_renamed_before_it_was_read_again(world: World) -> None:

@@ -382,3 +382,11 @@ def test_long_messages_are_not_remembered() -> None:
     with growth_within(16 * 1024 * 1024):
         for index in range(1000):
             pipeline.feed([tracing(0, f"{index} {'x' * 60_000}")])
+
+
+@pytest.mark.parametrize("offset", ["-5", "1e5", "1" + 30 * "0", "", "x"])
+def test_what_is_no_offset_is_counted(offset: str) -> None:
+    pipeline = Pipeline()
+    pipeline.feed([event(1000, "GPU_START", "a"), event(offset, "GPU_END", "a"), event(2000, "GPU_END", "a")])
+    pipeline.finish()
+    assert pipeline.state().unparsed["offset"] == 1

@@ -12,6 +12,9 @@ from cuzk_agent.log.position import FINGERPRINT_BYTES, FileMark, Fingerprint
 from cuzk_agent.log.siblings import FileIdentity, Handle, PlainFile, Sibling, beside, identity_of, open_handle, rotated
 from cuzk_agent.log.splitter import LineSplitter
 
+_LOOKS = 3
+"""So often it is looked for a copy, if files are being renamed or packed meanwhile."""
+
 
 class HeldFile:
     """One file held open: how far it is read, and the line begun in it."""
@@ -181,9 +184,13 @@ def rotated_after(log: Path, identity: FileIdentity, mtime_ns: int, path: Path) 
 
 
 def is_copy(handle: Handle, file: HeldFile) -> bool:
-    """Whether it begins as a file does that is held. Raises OSError."""
+    """Whether it begins as a file does that is held; if that is with NULs, whether it has its end. Raises OSError."""
     begins = file.handle.read_at(0, FINGERPRINT_BYTES)
-    return bool(begins.strip(b"\0")) and handle.read_at(0, FINGERPRINT_BYTES) == begins
+    if begins.strip(b"\0"):
+        return handle.read_at(0, FINGERPRINT_BYTES) == begins
+    start = max(0, file.handle.unread(0) - FINGERPRINT_BYTES)
+    ends = b"" if file.handle.is_packed else file.handle.read_at(start, FINGERPRINT_BYTES)
+    return bool(ends.strip(b"\0")) and handle.read_at(start, FINGERPRINT_BYTES) == ends
 
 
 def find(mark: FileMark, path: Path, held: set[FileIdentity], now_s: float) -> HeldFile | None:
@@ -224,17 +231,25 @@ def find_copy(mark: FileMark, exclude: set[FileIdentity], now_s: float) -> HeldF
     vague = _is_void(mark.head)
     if vague and _is_void(mark.tail):
         return None
-    for sibling in reversed(rotated(Path(mark.log))):
-        # Some that pack keep the time to the second.
-        if sibling.identity in exclude or sibling.mtime_ns < mark.mtime_ns - 1_000_000_000:
-            continue
-        try:
-            handle = open_handle(sibling.path)
-        except OSError:
-            continue
-        if _fits(handle, mark, whole=vague):
-            return _opened(handle, mark, now_s)
-        handle.close()
+    for _ in range(_LOOKS):
+        is_whole = True
+        for sibling in reversed(rotated(Path(mark.log))):
+            # Some that pack keep the time to the second.
+            if sibling.identity in exclude or sibling.mtime_ns < mark.mtime_ns - 1_000_000_000:
+                continue
+            try:
+                handle = open_handle(sibling.path)
+            except FileNotFoundError:
+                # It has just been packed, or renamed.
+                is_whole = False
+                continue
+            except OSError:
+                continue
+            if _fits(handle, mark, whole=vague):
+                return _opened(handle, mark, now_s)
+            handle.close()
+        if is_whole:
+            break
     return None
 
 

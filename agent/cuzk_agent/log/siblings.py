@@ -213,7 +213,7 @@ def rotated(log: Path) -> list[Sibling]:
     in_time = sorted(whole, key=lambda one: (one.mtime_ns, -(_number(one) or 0), one.path.name))
     if all(_number(one) is not None for one in whole):
         rising = sorted(whole, key=lambda one: _number(one) or 0)
-        return min(rising[::-1], rising, key=_disorder)
+        return rising if _disorder(rising) == 0 < _disorder(rising[::-1]) else rising[::-1]
     if all(_number(one) is None for one in whole) and len({len(_plain_name(one)) for one in whole}) == 1:
         return sorted(whole, key=_plain_name)
     return in_time

@@ -353,7 +353,7 @@ class Pipeline:
             return False
         arrival = self._arrival
         now_ms = engine.now_ms(arrival.monotonic_s, arrival.unix_s) if arrival else None
-        return now_ms is None or offset_ms > now_ms + 1000
+        return now_ms is None or offset_ms > now_ms + _AHEAD_MS
 
     def _is_back(self, offset_ms: int) -> bool:
         """Whether events went on from there: what other lines say of the time may be wrong."""
@@ -535,7 +535,8 @@ class Pipeline:
         running = engine is not None and not engine.stopped
         start_unix_s = self._start_unix_s(engine) if engine else None
         stats = self._parser.stats()
-        unparsed = {**dict.fromkeys(UNPARSED_REASONS, 0), **(stats.unparsed or {}), _OFFSET: self._misplaced}
+        unparsed = {**dict.fromkeys(UNPARSED_REASONS, 0), **(stats.unparsed or {})}
+        unparsed[_OFFSET] += self._misplaced
         phases = dict(self._phases)
         if engine is not None and running:
             self._add_phases(phases, engine)

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from cuzk_agent.log import held
-from cuzk_agent.log.files import FileFollower
+from cuzk_agent.log.files import LINGER_S, FileFollower
 from cuzk_agent.log.position import FilePosition, from_json, to_json
 from cuzk_agent.log.siblings import Handle, is_rotated, open_handle
 
@@ -445,6 +445,28 @@ def test_a_copy_that_begins_with_a_hole_is_no_new_file_when_it_is_packed(world: 
     world.read()
     lines = [line for line in world.lines if line]
     assert lines == world.written
+
+
+def test_what_was_truncated_before_it_was_read_brings_no_older_file_back(world: World) -> None:
+    world.write()
+    world.start()
+    world.read()
+    world.rotate()
+    world.write()
+    world.read(10)
+    # The oldest is done with.
+    world.now_s += LINGER_S + 1
+    world.read(0)
+    world.rotate()
+    world.write(3)
+    world.read(0)
+    world.stop()
+    os.truncate(world.path, 0)
+    world.start()
+    world.write(2)
+    world.read()
+    assert world.lines == [*world.written[:10], *world.written[-2:]]
+    assert world.lost() == sum(len(line) + 1 for line in world.written[10:-2])
 
 
 def test_copied_truncated_and_renamed_before_it_was_read_again(world: World) -> None:

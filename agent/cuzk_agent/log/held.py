@@ -146,7 +146,8 @@ class HeldFile:
                 begins = self.handle.read_at(0, FINGERPRINT_BYTES)
                 head = begins if begins.startswith(head) else head
                 size = size if self.position else max(size, self.handle.unread(0))
-                mtime_ns = mtime_ns if head else now_ns
+                # Nothing of it is read, or there is nothing.
+                mtime_ns = now_ns if not head or not self.position else mtime_ns
         return FileMark(
             log=str(self.log),
             device=self.identity.device,

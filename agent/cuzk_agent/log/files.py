@@ -24,7 +24,7 @@ from cuzk_agent.log.siblings import FileIdentity, PlainFile, identity_of, open_h
 from cuzk_agent.log.source import Batch, FollowState, ReadStats
 from cuzk_agent.log.splitter import LineSplitter
 
-LINGER_S = 10.0
+LINGER_S = 60.0
 """A file left behind is closed when it has given nothing for so long."""
 DELETED_HOLD_S = 600.0
 """A deleted file that nothing replaces is closed when it has given nothing for so long: while it is open its disk

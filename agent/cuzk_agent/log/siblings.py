@@ -143,7 +143,7 @@ class PackedFile:
         try:
             data = self._data.read(size)
         except (EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-            raise OSError(errno.EIO, f"damaged: {error}") from error
+            raise OSError(errno.EIO, f"{Path(self._raw.name).name} is damaged: {error}") from error
         self._offset += len(data)
         self._window = (self._window + data)[-_SKIP_BYTES:]
         self._ended = not data

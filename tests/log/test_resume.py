@@ -485,6 +485,28 @@ def test_copied_truncated_and_renamed_before_it_was_read_again(world: World) -> 
     world.check()
 
 
+def test_several_that_were_not_begun_and_are_packed_are_not_lost(world: World) -> None:
+    world.write()
+    world.start()
+    world.read()
+    for data in (b"", bytes(300)):
+        world.rotate()
+        world.put(data)
+    world.rotate()
+    world.path.touch()
+    world.read(0)
+    world.stop()
+    for number in (1, 2):
+        old = world.path.with_name(f"cuzk.log.{number}")
+        packed = old.with_name(old.name + ".gz")
+        packed.write_bytes(gzip.compress(old.read_bytes()))
+        os.utime(packed, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
+        old.unlink()
+    world.start()
+    world.write()
+    world.check()
+
+
 def test_an_empty_file_that_its_writer_keeps_is_known_again(world: World) -> None:
     world.path.touch()
     world.start()

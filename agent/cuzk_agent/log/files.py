@@ -285,9 +285,7 @@ class FileFollower:
                 # A line that was begun in it is lost with it.
                 self._count_lost(mark, 0)
                 self._totals.lost_bytes += len(mark.splitter.pending)
-        for before, mark, is_found in behind:
-            if not self._open_behind(before, mark, now_s) and not is_found:
-                self._count_lost(mark, 0)
+        self._open_all_behind(behind, now_s)
         if position.files:
             mark = position.files[-1]
             # What has its inode now is another file, or has other content.
@@ -296,15 +294,27 @@ class FileFollower:
                 log, identity, mtime_ns = file.log, file.identity, file.mtime_ns()
             self._open_later(len(self._files), log, identity, mtime_ns, at_path(self._path), now_s)
 
-    def _open_behind(self, before: HeldFile, mark: FileMark, now_s: float) -> bool:
-        """Open what lies between a file and the next one that is known, and is what a mark tells of. False if nothing
-        does."""
+    def _open_all_behind(self, behind: list[tuple[HeldFile, FileMark, bool]], now_s: float) -> None:
+        """Open what lies behind these files; the flag says that the mark's file is known."""
+        unfound: list[FileMark] = []
+        opened = 0
+        for before, mark, is_found in behind:
+            count = self._open_behind(before, mark, now_s)
+            if not is_found:
+                unfound.append(mark)
+                opened += count
+        # Several that were not begun may lie in a row.
+        for mark in unfound[opened:]:
+            self._count_lost(mark, 0)
+
+    def _open_behind(self, before: HeldFile, mark: FileMark, now_s: float) -> int:
+        """Open what lies between a file and the next one that is known, and is what a mark tells of; how many."""
         index, count = self._files.index(before) + 1, len(self._files)
         self._open_later(index, before.log, before.identity, before.mtime_ns(), (), now_s, up_to_known=True)
         found = self._files[index : index + len(self._files) - count]
         for one in found:
             one.left_behind = mark.left_behind
-        return bool(found)
+        return len(found)
 
     def _count_lost(self, mark: FileMark, size: int) -> None:
         """Of a file there is no more than so much."""

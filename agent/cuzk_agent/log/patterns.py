@@ -9,9 +9,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-_PACKED: Final = (".gz", ".zst", ".xz", ".bz2")
-_ROTATED: Final = re.compile(r"(.+?)[._-](?:\d[\dTtZz:_.-]*|old)")
-_DATED: Final = re.compile(r"(.+?)[._-]\d{4}-?\d\d-?\d\d[\dTtZz:_.-]*")
+from cuzk_agent.log.siblings import DATED, PACKED, ROTATED
+
+_ROTATED: Final = re.compile(f"(.+?){ROTATED.pattern}")
+_DATED: Final = re.compile(f"(.+?){DATED.pattern}")
 
 
 def is_pattern(path: Path) -> bool:
@@ -26,7 +27,7 @@ def matching(pattern: Path) -> list[Path]:
 
 
 def _is_rotated(path: Path, pattern: Path) -> bool:
-    if path.suffix in _PACKED:
+    if path.suffix in PACKED:
         return True
     rotated = _ROTATED.fullmatch(path.name)
     if rotated is not None and fnmatch(rotated[1], pattern.name):

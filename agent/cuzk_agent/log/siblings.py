@@ -37,8 +37,12 @@ _PACKED: Final[dict[str, Callable[[IO[bytes]], _Stream]]] = {
     ".xz": lzma.LZMAFile,
     ".bz2": bz2.BZ2File,
 }
-_ROTATED: Final = re.compile(r"[._-](?:\d[\dTtZz:_.-]*|old)")
-_DATED: Final = re.compile(r"[._-]\d{4}-?\d\d-?\d\d[\dTtZz:_.-]*")
+PACKED: Final = frozenset(_PACKED)
+"""The suffixes of files that are compressed."""
+ROTATED: Final = re.compile(r"[._-](?:\d[\dTtZz:_.-]*|old)")
+"""What rotation puts behind the name of a log."""
+DATED: Final = re.compile(r"[._-]\d{4}-?\d\d-?\d\d[\dTtZz:_.-]*")
+"""What it puts into one, before the suffix."""
 _SKIP_BYTES: Final = 1 << 20
 
 
@@ -184,11 +188,11 @@ def is_rotated(name: str, base: str) -> bool:
     """Whether a file of this name is what a log called `base` was rotated into: `log.1`, `log-20261130.gz`, `log.old`,
     `cuzk-20261130.log` …"""
     plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in _PACKED else name
-    if plain.startswith(base) and _ROTATED.fullmatch(plain[len(base) :]):
+    if plain.startswith(base) and ROTATED.fullmatch(plain[len(base) :]):
         return True
     stem, suffix = os.path.splitext(base)
     middle = plain[len(stem) : len(plain) - len(suffix)]
-    return bool(suffix) and plain.startswith(stem) and plain.endswith(suffix) and bool(_DATED.fullmatch(middle))
+    return bool(suffix) and plain.startswith(stem) and plain.endswith(suffix) and bool(DATED.fullmatch(middle))
 
 
 class Sibling(NamedTuple):

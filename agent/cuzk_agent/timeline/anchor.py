@@ -68,12 +68,14 @@ class Anchor:
 
     def note_delivery(self, offset_ms: int, unix_ms: float) -> None:
         """Then a TIMELINE line with this offset came to whatever keeps the log."""
-        recent = self._delivered
-        recent.upper_ms = min(recent.upper_ms, unix_ms - offset_ms)
+        recent, bound_ms = self._delivered, unix_ms - offset_ms
         recent.count += 1
-        if recent.count >= _DELIVERED:
-            self._delivered, self._delivered_before = _Bounds(), recent
-        self._known = self._found()
+        is_over = recent.count >= _DELIVERED
+        if bound_ms < recent.upper_ms or is_over:
+            recent.upper_ms = min(recent.upper_ms, bound_ms)
+            if is_over:
+                self._delivered, self._delivered_before = _Bounds(), recent
+            self._known = self._found()
 
     def _bound(self, bound: _Bounds) -> None:
         self._narrow(bound)

@@ -92,11 +92,15 @@ class World:
                 old.rename(old.with_name(old.name.replace(f".{number}", f".{number + 1}")))
         first = self.path.rename(self.path.with_name("cuzk.log.1"))
         if pack is not None:
-            times = first.stat()
-            packed = first.with_name(first.name + suffix)
-            packed.write_bytes(pack(first.read_bytes()))
-            os.utime(packed, ns=(times.st_atime_ns, times.st_mtime_ns))
-            first.unlink()
+            self.pack(first, pack, suffix)
+
+    def pack(self, file: Path, pack: Callable[[bytes], bytes] = gzip.compress, suffix: str = ".gz") -> None:
+        """With the time that the file had."""
+        times = file.stat()
+        packed = file.with_name(file.name + suffix)
+        packed.write_bytes(pack(file.read_bytes()))
+        os.utime(packed, ns=(times.st_atime_ns, times.st_mtime_ns))
+        file.unlink()
 
     def copytruncate(self) -> None:
         for number in range(8, 0, -1):
@@ -497,11 +501,7 @@ def test_several_that_were_not_begun_and_are_packed_are_not_lost(world: World) -
     world.read(0)
     world.stop()
     for number in (1, 2):
-        old = world.path.with_name(f"cuzk.log.{number}")
-        packed = old.with_name(old.name + ".gz")
-        packed.write_bytes(gzip.compress(old.read_bytes()))
-        os.utime(packed, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
-        old.unlink()
+        world.pack(world.path.with_name(f"cuzk.log.{number}"))
     world.start()
     world.write()
     world.check()
